@@ -1,0 +1,3 @@
+"""Dragoman client library."""
+
+__version__ = "0.1.0"

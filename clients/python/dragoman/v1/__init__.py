@@ -1,0 +1,1 @@
+"""Generated protocol stubs; run `make protos` to regenerate them."""

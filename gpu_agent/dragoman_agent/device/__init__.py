@@ -1,0 +1,1 @@
+"""Backends behind one protocol; device differences live here and nowhere else."""

@@ -1,0 +1,146 @@
+"""The contract between the engine and a device: what goes in each step, what comes out.
+
+Host arrays are numpy so that a device without torch keeps the contract; a device copies them to where it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from dragoman_agent.model.config import ModelConfig
+    from dragoman_agent.model.source import ModelSource
+    from dragoman_agent.pal.plan import Plan
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+class DeviceError(Exception):
+    """A device could not be opened or a step failed on it. `message` says what, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """One report while a model loads."""
+
+    phase: str  # "open", "weights", "kv", "warmup"
+    done: int
+    total: int
+    unit: str  # "bytes" or "steps"
+
+
+ProgressFn = Callable[[LoadProgress], None]
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """Sampling parameters, one row a sampled sequence.
+
+    Random numbers come from Philox4x32-10 keyed by `seeds` and counted by (`choices`, `cursors`), so a row's
+    numbers depend on nothing but its own request. Temperature 0 is greedy.
+    """
+
+    temperatures: Float32Array  # [num_samples]
+    top_ks: Int32Array  # [num_samples], 0 is off
+    top_ps: Float32Array  # [num_samples], 1 is off
+    min_ps: Float32Array  # [num_samples], 0 is off
+    seeds: npt.NDArray[np.uint64]  # [num_samples]
+    choices: Int32Array  # [num_samples]
+    cursors: Int32Array  # [num_samples] index of the output token being sampled
+    num_logprobs: Int32Array  # [num_samples], -1 is none, 0 is the sampled token's own only
+    # Sparse parts, keyed by row; absent rows have none.
+    penalties: dict[int, Penalties] = field(default_factory=dict)
+    logit_bias: dict[int, tuple[Int32Array, Float32Array]] = field(
+        default_factory=dict
+    )  # (token ids, added values)
+    banned: dict[int, Int32Array] = field(default_factory=dict)  # token ids whose logit becomes -inf
+    allowed: dict[int, Int32Array] = field(default_factory=dict)  # only these token ids may be sampled
+
+
+@dataclass(slots=True)
+class Penalties:
+    """Penalties of one row and the tokens they look at."""
+
+    repetition: float  # 1 is off; divides positive and multiplies negative logits of seen tokens (CTRL, arXiv 1909.05858)
+    presence: float  # subtracted once for a token in the output
+    frequency: float  # subtracted once a count in the output
+    prompt_ids: Int32Array
+    output_ids: Int32Array
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One step: prefill chunks and decode tokens of several sequences, concatenated.
+
+    Sequence i owns the query tokens query_starts[i] : query_starts[i + 1]; they sit at the end of its context.
+    """
+
+    step: int
+    token_ids: Int32Array  # [num_tokens]
+    positions: Int32Array  # [num_tokens]
+    slot_mapping: Int32Array  # [num_tokens] block_id * page_size + offset where this token's K and V go
+    query_starts: Int32Array  # [num_seqs + 1]
+    context_lens: Int32Array  # [num_seqs] tokens in the KV cache once this step has written its own
+    block_tables: Int32Array  # [num_seqs, max_num_blocks] padded with 0, the null block
+    prompt_lens: Int32Array  # [num_seqs] length of the original prompt
+    sample_seqs: Int32Array  # [num_samples] sequences whose last query token's logits are sampled
+    pool_seqs: Int32Array  # [num_pooled] sequences whose last hidden state is returned (embedding)
+    sampling: SamplingBatch
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step produced, in the order of `sample_seqs` and `pool_seqs`."""
+
+    token_ids: Int32Array  # [num_samples]
+    finite: npt.NDArray[np.bool_]  # [num_samples] False where a logit was NaN or +inf: fail that request only
+    logprobs: Float32Array | None = None  # [num_samples] of the sampled token; None when no row asked
+    top_ids: Int32Array | None = None  # [num_samples, k] best first
+    top_logprobs: Float32Array | None = None  # [num_samples, k]
+    embeddings: Float32Array | None = None  # [num_pooled, hidden_size] after the final norm, unnormalised
+    seconds: float = 0.0  # time of the step on the device
+
+
+class StepHandle(Protocol):
+    """A step under way."""
+
+    def result(self) -> StepResult:
+        """Block until the step is done. Raises DeviceError when it failed on the device."""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """A backend. One model is loaded once; steps run in submission order."""
+
+    kind: str  # "cpu", "null", "cuda"
+
+    def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
+        """Take the memory the plan gives and read the weights. Raises DeviceError, changing nothing, when it cannot."""
+
+    def submit(self, batch: StepBatch) -> StepHandle:
+        """Queue one step. The batch's arrays may be reused by the caller once this returns."""
+
+    def close(self) -> None:
+        """Free everything. Safe to call twice."""
+
+
+__all__ = [
+    "Device",
+    "DeviceError",
+    "Float32Array",
+    "Int32Array",
+    "LoadProgress",
+    "ModelConfig",
+    "Penalties",
+    "ProgressFn",
+    "SamplingBatch",
+    "StepBatch",
+    "StepHandle",
+    "StepResult",
+]

@@ -1,0 +1,296 @@
+"""What the rpc process and the engine process say to each other: one msgpack frame a message, one frame a step.
+
+A frame is a 4-byte little-endian length and a msgpack array [type code, fields...]. Both ends run the same code version;
+the stream is a Unix socket in a private directory, so there is no other reader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgpack
+
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(slots=True)
+class Sampling:
+    """Sampling of one request, defaults already resolved and validated by the rpc process."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: list[int] = field(default_factory=list)
+    num_logprobs: int = -1  # -1 none, 0 the sampled token's own, k alternatives
+
+
+@dataclass(slots=True)
+class Stop:
+    """When one request ends."""
+
+    max_output_tokens: int = 16
+    min_output_tokens: int = 0
+    strings: list[str] = field(default_factory=list)
+    include_stop_string: bool = False
+    stop_token_ids: list[int] = field(default_factory=list)  # the user's own
+    eos_token_ids: list[int] = field(default_factory=list)  # the model's; empty with ignore_eos
+    masked_until_min: list[int] = field(default_factory=list)  # ids banned before min_output_tokens
+
+
+@dataclass(slots=True)
+class Start:
+    """Start one request. Each choice is one sequence; `delivered` carries a resumed stream's tokens by choice."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    stop: Stop
+    num_choices: int = 1
+    priority: int = 1  # 0 interactive, 1 standard, 2 batch
+    tenant: str = ""
+    deadline_seconds: float | None = None  # from receipt
+    credit: int = 256  # tokens below this cursor may be sent, in every choice
+    cache_salt: str = ""
+    skip_special_tokens: bool = True
+    delivered: list[list[int]] = field(default_factory=list)
+    finished_choices: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StartEmbed:
+    """Embed one input; answered by one Embedded or Failed event."""
+
+    request_id: str
+    prompt_ids: list[int]
+    priority: int = 1
+    tenant: str = ""
+    deadline_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Cancel:
+    """Cancel a request; unknown ids are ignored. Answered by a Finished event with reason "cancelled" if it was alive."""
+
+    request_id: str
+
+
+@dataclass(slots=True)
+class Credit:
+    """Tokens below `until` may be sent, in every choice."""
+
+    request_id: str
+    until: int
+
+
+@dataclass(slots=True)
+class Shutdown:
+    """Stop now: each live request gets a Failed event, then the process ends."""
+
+
+# Engine to rpc.
+
+
+@dataclass(slots=True)
+class Progress:
+    """Loading progress; see LoadProgress in device/base.py."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+
+
+@dataclass(slots=True)
+class Ready:
+    """The model is loaded and a first step has run."""
+
+    info: dict[str, Any]  # facts for display: weights bytes, load seconds, device road...
+
+
+@dataclass(slots=True)
+class Fatal:
+    """The engine cannot go on; the process ends after this."""
+
+    reason: int  # ErrorReason number
+    message: str
+
+
+@dataclass(slots=True)
+class LogprobEntry:
+    """Log-probability of one token: its id, value, and the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Delta:
+    """New tokens of one choice; `finish` is "" or "stop", "length", "cancelled"."""
+
+    request_id: str
+    choice: int
+    cursor: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[LogprobEntry] = field(default_factory=list)
+    finish: str = ""
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(slots=True)
+class Finished:
+    """Terminal: all choices have ended."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queue_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class Failed:
+    """Terminal: the request failed after it was accepted."""
+
+    request_id: str
+    reason: int  # ErrorReason number
+    message: str
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Embedded:
+    """Terminal of StartEmbed: the unnormalised last-token hidden state."""
+
+    request_id: str
+    values: list[float]
+
+
+@dataclass(slots=True)
+class Load:
+    """Load after a step or an idle tick."""
+
+    running: int
+    waiting: int
+    free_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    pending_prefill_tokens: int
+    running_context_tokens: int
+    preemptions: int  # since start
+    step_count: int  # since start
+    prefill_tokens: int = 0  # computed in this step
+    decode_tokens: int = 0  # computed in this step
+
+
+@dataclass(slots=True)
+class Step:
+    """One frame a step (or an idle tick at 1 Hz): its events in order, and the load after it."""
+
+    number: int
+    events: list[Delta | Finished | Failed | Embedded]
+    load: Load
+    step_seconds: float  # device time; 0 for an idle tick
+    host_seconds: float  # host work around it
+    stored_hashes: list[bytes] = field(
+        default_factory=list
+    )  # prefix units that became cached, first 8 bytes each
+    removed_hashes: list[bytes] = field(default_factory=list)
+
+
+ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Shutdown
+FromEngine: TypeAlias = Progress | Ready | Fatal | Step
+Message: TypeAlias = ToEngine | FromEngine | Delta | Finished | Failed | Embedded
+
+_TYPES: tuple[type[Any], ...] = (
+    Start, StartEmbed, Cancel, Credit, Shutdown, Progress, Ready, Fatal, Step, Delta, Finished, Failed, Embedded,
+    Sampling, Stop, Load, LogprobEntry,
+)  # fmt: skip
+_CODES = {cls: code for code, cls in enumerate(_TYPES)}
+_FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _TYPES}
+_EXT_DATACLASS = 1
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not a message."""
+
+
+def _default(value: Any) -> msgpack.ExtType:
+    cls = type(value)
+    body = [_CODES[cls], *(getattr(value, name) for name in _FIELDS[cls])]
+    return msgpack.ExtType(_EXT_DATACLASS, msgpack.packb(body, default=_default))
+
+
+def _ext_hook(code: int, data: bytes) -> Any:
+    if code != _EXT_DATACLASS:
+        raise ProtocolError(f"unknown extension type {code}")
+    return _build(msgpack.unpackb(data, ext_hook=_ext_hook, strict_map_key=False))
+
+
+def _build(body: list[Any]) -> Any:
+    try:
+        return _TYPES[body[0]](*body[1:])
+    except (TypeError, IndexError) as error:
+        raise ProtocolError(f"malformed message: {error}") from error
+
+
+def encode(message: Message) -> bytes:
+    """One frame, its length first."""
+    body = msgpack.packb(message, default=_default)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes | memoryview) -> Message:
+    """The message of one frame without its length. Raises ProtocolError."""
+    try:
+        message = msgpack.unpackb(body, ext_hook=_ext_hook, strict_map_key=False)
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"not a msgpack frame: {error}") from error
+    if type(message) not in _CODES:
+        raise ProtocolError(f"not a message: {type(message).__name__}")
+    return message  # type: ignore[no-any-return]
+
+
+class FrameDecoder:
+    """Splits a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages completed by `data`. Raises ProtocolError on a malformed frame."""
+        self._buffer += data
+        messages = []
+        position = 0
+        while len(self._buffer) - position >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, position)
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            if len(self._buffer) - position - _LENGTH.size < length:
+                break
+            start = position + _LENGTH.size
+            messages.append(decode(bytes(self._buffer[start : start + length])))
+            position = start + length
+        del self._buffer[:position]
+        return messages

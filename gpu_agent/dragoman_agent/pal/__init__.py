@@ -1,0 +1,1 @@
+"""The hardware layer: probe, profile, plan and decisions."""
