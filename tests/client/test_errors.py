@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+
 from dragoman.errors import DragomanError, error_metadata, from_rpc_error, reason_name, traits
 from dragoman.v1 import error_pb2
 
@@ -26,9 +27,7 @@ def test_unknown_reason_counts_as_internal() -> None:
 
 
 def test_detail_round_trip() -> None:
-    error = DragomanError(
-        error_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_delay=1.25, metadata={"limit": "8"}
-    )
+    error = DragomanError(error_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_delay=1.25, metadata={"limit": "8"})
     again = DragomanError.from_detail(error.to_detail())
     assert (again.reason, again.message, again.retry_delay, again.metadata) == (
         error.reason,

@@ -5,6 +5,7 @@ One file for the agent, the controller, the simulator and the null device, so th
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class StepModel:
         if not expected or len(self.decode_seconds_grid) != expected:
             raise ValueError(f"step model: {len(self.decode_seconds_grid)} times for a grid of {expected}")
         for name, axis in (("batch_sizes", self.batch_sizes), ("context_tokens", self.context_tokens)):
-            if any(a >= b for a, b in zip(axis, axis[1:], strict=False)) or axis[0] < 0:
+            if any(a >= b for a, b in itertools.pairwise(axis)) or axis[0] < 0:
                 raise ValueError(f"step model: {name} must ascend from a value >= 0, got {list(axis)}")
         if not self.prefill_tokens_per_second > 0:
             raise ValueError(

@@ -56,9 +56,7 @@ class SamplingBatch:
     num_logprobs: Int32Array  # [num_samples], -1 is none, 0 is the sampled token's own only
     # Sparse parts, keyed by row; absent rows have none.
     penalties: dict[int, Penalties] = field(default_factory=dict)
-    logit_bias: dict[int, tuple[Int32Array, Float32Array]] = field(
-        default_factory=dict
-    )  # (token ids, added values)
+    logit_bias: dict[int, tuple[Int32Array, Float32Array]] = field(default_factory=dict)  # (token ids, added values)
     banned: dict[int, Int32Array] = field(default_factory=dict)  # token ids whose logit becomes -inf
     allowed: dict[int, Int32Array] = field(default_factory=dict)  # only these token ids may be sampled
 
@@ -67,7 +65,9 @@ class SamplingBatch:
 class Penalties:
     """Penalties of one row and the tokens they look at."""
 
-    repetition: float  # 1 is off; divides positive and multiplies negative logits of seen tokens (CTRL, arXiv 1909.05858)
+    repetition: (
+        float  # 1 is off; divides positive and multiplies negative logits of seen tokens (CTRL, arXiv 1909.05858)
+    )
     presence: float  # subtracted once for a token in the output
     frequency: float  # subtracted once a count in the output
     prompt_ids: Int32Array

@@ -209,9 +209,7 @@ class Step:
     load: Load
     step_seconds: float  # device time; 0 for an idle tick
     host_seconds: float  # host work around it
-    stored_hashes: list[bytes] = field(
-        default_factory=list
-    )  # prefix units that became cached, first 8 bytes each
+    stored_hashes: list[bytes] = field(default_factory=list)  # prefix units that became cached, first 8 bytes each
     removed_hashes: list[bytes] = field(default_factory=list)
 
 

@@ -38,8 +38,6 @@ class Plan:
     def digest(self) -> bytes:
         """SHA-256 over the choices that decide which tokens come out; equal digests mean equal choices."""
         chosen = {
-            k: v
-            for k, v in asdict(self).items()
-            if k not in ("memory", "step_model", "num_blocks", "max_num_waiting")
+            k: v for k, v in asdict(self).items() if k not in ("memory", "step_model", "num_blocks", "max_num_waiting")
         }
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).digest()
