@@ -1,0 +1,38 @@
+"""Token ids to text as they come, never splitting a character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from dragoman_text.tokenizer import TextTokenizer
+
+
+class StreamDetokenizer:
+    """Text of one sequence of tokens, a piece at a time.
+
+    The pieces joined are `tokenizer.decode` of all ids. What has come out after a token depends on the tokens up
+    to it and on nothing else, so a resumed stream that replays them stands at the same place. O(1) a token.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strips_next_space = tokenizer.strips_leading_space
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that `ids` complete; a character still missing bytes waits. Raises ValueError for an unknown id."""
+        token_bytes = self._tokenizer.token_bytes
+        data = b"".join(token_bytes(token_id) for token_id in ids if token_id not in self._skipped)
+        return self._without_leading_space(self._decoder.decode(data))
+
+    def flush(self) -> str:
+        """The end of the sequence: an incomplete character comes out as one U+FFFD. Call it once."""
+        return self._without_leading_space(self._decoder.decode(b"", final=True))
+
+    def _without_leading_space(self, text: str) -> str:
+        if self._strips_next_space and text:
+            self._strips_next_space = False
+            return text[1:] if text.startswith(" ") else text
+        return text
