@@ -1,0 +1,71 @@
+# Two commands: `make up` serves the embedded model, `make test` runs every test. `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# uv installs quickly from its cache; a machine without it gets it inside the virtual environment.
+UV := $(shell command -v uv 2>/dev/null || echo $(abspath $(BIN)/uv))
+export UV_PYTHON_DOWNLOADS := never
+export PYTHONSAFEPATH := 1
+INSTALLED := $(VENV)/.installed
+STUBS := clients/python
+REQUIRE ?=
+PYTEST_ARGS ?=
+STAGE = @tests/stage "$(1)" $(2)
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint format protos lock bench setup model clean compose-test
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+up: setup model ## install, fetch the embedded model, and serve it on http://127.0.0.1:8000
+	@exec $(BIN)/dragoman up $(ARGS)
+
+test: setup model ## install what the tests need and run all of them; REQUIRE='promtool ...' makes a missing need fail
+	$(call STAGE,toolchains,$(BIN)/python tests/toolchains.py --require "$(REQUIRE)")
+	$(call STAGE,tests,env DRAGOMAN_REQUIRE="$(REQUIRE)" $(BIN)/python -m pytest $(PYTEST_ARGS))
+
+lint: setup ## ruff, mypy, buf
+	$(call STAGE,ruff,$(BIN)/ruff check .)
+	$(call STAGE,format,$(BIN)/ruff format --check .)
+	$(call STAGE,mypy,$(BIN)/mypy)
+	$(call STAGE,buf,sh -c 'cd protos && $(abspath $(BIN))/buf lint && $(abspath $(BIN))/buf format -d --exit-code')
+
+format: setup ## rewrite the sources in the project's form
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && cd protos && $(abspath $(BIN))/buf format -w
+
+protos: setup ## regenerate the Python stubs from protos/
+	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(STUBS) --pyi_out=$(STUBS) --grpc_python_out=$(STUBS) \
+	  protos/dragoman/v1/*.proto
+
+lock: ## resolve requirements.lock anew
+	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
+	  --custom-compile-command "make lock" --extra agent --extra controller --extra gateway --extra dev \
+	  pyproject.toml -o requirements.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
+	  --custom-compile-command "make lock" -c requirements.lock --extra bench pyproject.toml -o requirements-bench.lock
+
+bench: setup model ## rerun the benchmarks that need no GPU; figures go to benchmarks/results
+	$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements-bench.lock
+	$(BIN)/dragoman bench cpu-peer --record
+	for name in admission attach gateway_chunk; do $(BIN)/python benchmarks/$$name.py --record; done
+
+compose-test: setup ## check compose.yaml and the Dockerfiles as far as a machine without a Docker engine allows
+	$(BIN)/python -m pytest -q tests/test_compose.py
+
+setup: $(INSTALLED) ## create .venv and install the locked packages into it
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(if $(shell command -v uv 2>/dev/null),$(UV) venv -q --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
+	@test -x "$(UV)" || $(BIN)/python -m pip install -q uv
+	@$(BIN)/python -c 'import torch' 2>/dev/null || echo "Installing: PyTorch's default build and its CUDA libraries are a" \
+	  "download of 2.7 GB the first time (README, \"A smaller install\")."
+	$(call STAGE,install,$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements.lock)
+	@$(UV) pip install -q --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+model: setup ## fetch the embedded model into the model cache
+	@$(BIN)/dragoman models fetch embedded --if-missing
+
+clean: ## remove the virtual environment and caches of the tools
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,98 @@
+"""Every decision with its inputs, candidates, choice, reason and prediction; later with what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a decision was made from."""
+
+    name: str
+    value: str
+    provenance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What could have been chosen; `rejected_because` is empty for the choice."""
+
+    name: str
+    predicted: float | None = None
+    rejected_because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision. `predicted` and `measured` are in `unit`."""
+
+    subject: str
+    chosen: str
+    reason: str
+    inputs: tuple[Input, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    predicted: float | None = None
+    measured: float | None = None
+    unit: str = ""
+    decision_id: str = ""
+    unix_time: float = 0.0
+
+
+class DecisionLog:
+    """The bounded ring of decisions; the one owner of their ids. Not thread-safe: used from one event loop."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._ring: deque[Decision] = deque(maxlen=capacity)
+        self._serial = itertools.count(1)
+        self._watchers: set[asyncio.Queue[Decision]] = set()
+
+    def record(self, decision: Decision) -> Decision:
+        """Number, date and keep a decision; returns it as kept."""
+        kept = dataclasses.replace(
+            decision, decision_id=f"{decision.subject}-{next(self._serial)}", unix_time=time.time()
+        )
+        self._append(kept)
+        return kept
+
+    def measured(self, subject: str, value: float) -> Decision | None:
+        """Add what happened to the newest decision on `subject`; None when there is none."""
+        for index in range(len(self._ring) - 1, -1, -1):
+            if self._ring[index].subject == subject:
+                self._ring[index] = dataclasses.replace(self._ring[index], measured=value)
+                self._tell(self._ring[index])
+                return self._ring[index]
+        return None
+
+    def all(self) -> list[Decision]:
+        """The decisions held, oldest first."""
+        return list(self._ring)
+
+    async def watch(self) -> AsyncIterator[Decision]:
+        """The decisions held, then each new or completed one. A watcher that falls 1,024 behind loses the oldest."""
+        queue: asyncio.Queue[Decision] = asyncio.Queue(maxsize=1024)
+        held = self.all()
+        self._watchers.add(queue)
+        try:
+            for decision in held:
+                yield decision
+            while True:
+                yield await queue.get()
+        finally:
+            self._watchers.discard(queue)
+
+    def _append(self, decision: Decision) -> None:
+        self._ring.append(decision)
+        self._tell(decision)
+
+    def _tell(self, decision: Decision) -> None:
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(decision)
