@@ -98,8 +98,9 @@ class LlamaShape:
     @staticmethod
     def default_frequencies(rope_theta: float, head_dim: int) -> Float32Array:
         """theta^(-2i / head_dim) (RoFormer, arXiv 2104.09864), unscaled."""
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        return (1.0 / np.power(np.float32(rope_theta), exponents)).astype(np.float32)
+        exponents: Float32Array = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+        frequencies: Float32Array = (1.0 / np.power(np.float32(rope_theta), exponents)).astype(np.float32)
+        return frequencies
 
     def matrix_shapes(self) -> dict[str, tuple[int, int]]:
         """Rows and columns of a layer's matrices by name."""

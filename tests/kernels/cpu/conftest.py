@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+
 from dragoman_kernels.cpu.build import available
 from dragoman_kernels.cpu.llama import LlamaShape, LlamaStep, QuantTensor
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from dragoman_kernels.cpu.llama import LlamaShape, QuantTensor
 from dragoman_kernels.cpu.reference import llama_reference
 
