@@ -1,7 +1,7 @@
 import datetime
 
-from dragoman.v1 import agent_pb2 as _agent_pb2
 from dragoman.v1 import admission_service_pb2 as _admission_service_pb2
+from dragoman.v1 import agent_pb2 as _agent_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
