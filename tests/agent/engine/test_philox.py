@@ -1,0 +1,49 @@
+"""Known answers of Philox4x32-10, and the counter layout."""
+
+import numpy as np
+import pytest
+
+from dragoman_agent.engine.philox import philox4x32, uniforms
+
+# Random123's published known-answer vectors: counter, key, result.
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> np.ndarray:
+    return np.array([[int(word, 16) for word in text.split()]], np.uint32)
+
+
+@pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
+def test_published_known_answers(counter: str, key: str, result: str) -> None:
+    assert np.array_equal(philox4x32(words(counter), words(key)), words(result))
+
+
+def test_rows_are_independent() -> None:
+    counters, keys = (np.vstack([words(vector[i]) for vector in KNOWN]) for i in (0, 1))
+    assert np.array_equal(philox4x32(counters, keys), np.vstack([words(vector[2]) for vector in KNOWN]))
+
+
+def test_uniform_uses_seed_choice_and_cursor() -> None:
+    def one(seed: int, choice: int, cursor: int) -> float:
+        return float(
+            uniforms(np.array([seed], np.uint64), np.array([choice], np.int32), np.array([cursor], np.int32))[0]
+        )
+
+    expected = ((0x6627E8D5 << 32 | 0xE169C58D) >> 11) / 2**53
+    assert one(0, 0, 0) == expected
+    others = {one(1, 0, 0), one(1 << 32, 0, 0), one((1 << 64) - 1, 0, 0), one(0, 1, 0), one(0, 0, 1)}
+    assert len(others | {expected}) == 6
+
+
+def test_uniforms_fill_the_unit_interval_evenly() -> None:
+    count = 100_000
+    values = uniforms(np.full(count, 7, np.uint64), np.zeros(count, np.int32), np.arange(count, dtype=np.int32))
+    assert values.min() >= 0.0
+    assert values.max() < 1.0
+    observed = np.bincount((values * 100).astype(int), minlength=100)
+    chi_square = ((observed - count / 100) ** 2 / (count / 100)).sum()
+    assert chi_square < 99 + 5 * np.sqrt(2 * 99)

@@ -1,0 +1,288 @@
+"""The sampler against plain float64 definitions: filters, penalties, logprobs, independence of rows, odd values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman_agent.device.base import Penalties, SamplingBatch
+from dragoman_agent.engine import sampler
+from dragoman_agent.engine.sampler import MIN_LOGPROB, is_plain_greedy, sample
+
+
+def make_batch(num: int, **values: Any) -> SamplingBatch:
+    """A batch of `num` rows; scalars are repeated."""
+
+    def column(name: str, default: float, dtype: type) -> np.ndarray:
+        return np.broadcast_to(np.asarray(values.pop(name, default), dtype), (num,)).copy()
+
+    return SamplingBatch(
+        temperatures=column("temperature", 1.0, np.float32),
+        top_ks=column("top_k", 0, np.int32),
+        top_ps=column("top_p", 1.0, np.float32),
+        min_ps=column("min_p", 0.0, np.float32),
+        seeds=column("seed", 1234, np.uint64),
+        choices=column("choice", 0, np.int32),
+        cursors=column("cursor", 0, np.int32),
+        num_logprobs=column("num_logprobs", -1, np.int32),
+        **values,
+    )
+
+
+def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def reference(
+    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
+    """Exact probabilities in float64: temperature, min-p, top-k, top-p, written as in their definitions."""
+    scaled = logits.astype(np.float64) / temperature
+    probs = np.exp(scaled - scaled.max())
+    probs /= probs.sum()
+    probs[probs < min_p * probs.max()] = 0
+    if top_k:
+        probs[probs < np.sort(probs)[::-1][min(top_k, len(probs)) - 1]] = 0
+    probs /= probs.sum()
+    if top_p < 1:
+        order = np.argsort(-probs, kind="stable")
+        mass_before = np.cumsum(probs[order]) - probs[order]
+        probs[order[mass_before >= top_p]] = 0
+    return probs / probs.sum()
+
+
+FILTERS = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 2.5},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 1000},
+    {"top_p": 0.9},
+    {"top_p": 0.3},
+    {"min_p": 0.1},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.85, "min_p": 0.02},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_draws_follow_the_exact_distribution(filters: dict[str, Any]) -> None:
+    count, vocab_size = 20_000, 60
+    logits = random_logits(1, vocab_size, seed=5, scale=1.5)
+    expected = reference(logits[0].numpy(), **filters) * count
+    ids = sample(
+        logits.expand(count, -1), make_batch(count, seed=3, cursor=np.arange(count), **filters)
+    ).token_ids.numpy()
+    observed = np.bincount(ids, minlength=vocab_size)
+    assert observed[expected == 0].sum() == 0
+    common = expected >= 5
+    cells = np.append(expected[common], expected[~common].sum())
+    counts = np.append(observed[common], observed[~common].sum())
+    cells, counts = cells[cells > 0], counts[cells > 0]
+    degrees = len(cells) - 1
+    chi_square = ((counts - cells) ** 2 / cells).sum()
+    assert chi_square <= degrees + 4 * np.sqrt(2 * max(degrees, 1))
+
+
+@pytest.mark.parametrize("vocab_size", [5, 511, 49152])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.999), (3000, 1.0), (2000, 0.95), (40, 0.5), (600, 0.9999)])
+def test_kept_set_is_exact_with_large_nuclei(vocab_size: int, top_k: int, top_p: float) -> None:
+    """Flat distributions keep more tokens than the head holds, which takes the search over the whole vocabulary."""
+    logits = random_logits(2, vocab_size, seed=3, scale=0.5)
+    weights = sampler._weights(logits - logits.amax(-1, keepdim=True))
+    kept = sampler._filter(
+        logits - logits.amax(-1, keepdim=True),
+        weights,
+        np.full(2, min(top_k, vocab_size) if top_k else vocab_size, np.int64),
+        np.full(2, top_p, np.float64),
+    )
+    for row in range(2):
+        expected = reference(logits[row].numpy(), top_k=top_k, top_p=top_p) > 0
+        # fp32 exponentials may move the last token in or out; nothing else.
+        assert np.count_nonzero((kept[row].numpy() > 0) != expected) <= (1 if top_p < 1 else 0)
+
+
+def test_ties_at_the_threshold_are_all_kept() -> None:
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
+    count = 400
+    batch = make_batch(count, top_k=2, cursor=np.arange(count))
+    assert set(sample(logits.expand(count, -1), batch).token_ids.tolist()) == {0, 1, 2, 3}
+
+
+def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
+    logits = torch.zeros(3, 1000)
+    logits[:, [700, 300, 900]] = 4.0
+    assert sample(logits, make_batch(3, temperature=0.0)).token_ids.tolist() == [300] * 3
+    assert sample(logits, make_batch(3, temperature=0.0, num_logprobs=2)).token_ids.tolist() == [300] * 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, -0.0, 1e-30, 1e-6])
+def test_tiny_temperatures_are_greedy(temperature: float) -> None:
+    logits = random_logits(4, 500) * 1e4
+    result = sample(logits, make_batch(4, temperature=temperature, top_p=0.5, num_logprobs=0))
+    assert torch.equal(result.token_ids, logits.argmax(-1))
+    assert result.finite.all()
+    assert result.logprobs is not None
+    assert torch.isfinite(result.logprobs).all()
+
+
+def test_smallest_random_temperature_overflows_nothing() -> None:
+    logits = random_logits(4, 500) * 1e30
+    result = sample(logits, make_batch(4, temperature=1.1e-5))
+    assert torch.equal(result.token_ids, logits.argmax(-1))
+    assert result.finite.all()
+
+
+def test_a_row_draws_the_same_token_alone_and_among_64() -> None:
+    rows, vocab_size = 64, 3001
+    logits = random_logits(rows, vocab_size)
+    rng = np.random.default_rng(1)
+    columns = {
+        "temperature": rng.choice([0.0, 0.5, 1.0, 1.7], rows),
+        "top_k": rng.choice([0, 1, 40, 700], rows),
+        "top_p": rng.choice([1.0, 0.9, 0.2], rows),
+        "min_p": rng.choice([0.0, 0.05], rows),
+        "seed": rng.integers(0, 2**63, rows),
+        "choice": rng.integers(0, 4, rows),
+        "cursor": rng.integers(0, 9000, rows),
+        "num_logprobs": rng.choice([-1, 0, 5], rows),
+    }
+    together = sample(logits, make_batch(rows, **columns))
+    assert together.logprobs is not None
+    assert len(set(together.token_ids.tolist())) > 20
+    for row in range(rows):
+        alone = sample(logits[row : row + 1], make_batch(1, **{k: v[row] for k, v in columns.items()}))
+        assert alone.token_ids[0] == together.token_ids[row]
+        if alone.logprobs is not None:
+            assert alone.logprobs[0] == together.logprobs[row]
+
+
+def test_order_of_rows_does_not_matter() -> None:
+    logits = random_logits(32, 2000)
+    forward = sample(logits, make_batch(32, seed=np.arange(32), top_p=0.95)).token_ids
+    backward = sample(logits.flip(0), make_batch(32, seed=np.arange(32)[::-1], top_p=0.95)).token_ids
+    assert torch.equal(forward, backward.flip(0))
+
+
+def test_seed_choice_and_cursor_change_the_draw() -> None:
+    logits = random_logits(1, 5000, scale=0.1).expand(4, -1)
+    batch = make_batch(4, seed=[1, 2, 1, 1], choice=[0, 0, 1, 0], cursor=[0, 0, 0, 1])
+    assert len(set(sample(logits, batch).token_ids.tolist())) == 4
+
+
+def test_input_logits_are_not_changed() -> None:
+    logits = random_logits(2, 100)
+    before = logits.clone()
+    banned = {0: np.array([1], np.int32)}
+    sample(logits, make_batch(2, banned=banned, logit_bias={1: (np.array([3], np.int32), np.array([5.0], np.float32))}))
+    assert torch.equal(logits, before)
+
+
+def test_penalties_match_their_definitions() -> None:
+    logits = random_logits(3, 50)
+    prompt, output = np.array([4, 5, 5, 6], np.int32), np.array([7, 7, 7, 4], np.int32)
+    penalties = {1: Penalties(1.3, 0.4, 0.25, prompt, output)}
+    edited = sampler._edit(logits, make_batch(3, penalties=penalties))
+    expected = logits.numpy().astype(np.float64).copy()
+    for token in (4, 5, 6, 7):
+        value = expected[1, token]
+        expected[1, token] = value / 1.3 if value > 0 else value * 1.3
+    for token, count in ((7, 3), (4, 1)):
+        expected[1, token] -= 0.25 * count + 0.4
+    assert np.allclose(edited.numpy(), expected, atol=1e-5)
+
+
+def test_penalties_with_nothing_seen_change_nothing() -> None:
+    none = np.array([], np.int32)
+    logits = random_logits(1, 50)
+    edited = sampler._edit(logits, make_batch(1, penalties={0: Penalties(1.3, 1.0, 1.0, none, none)}))
+    assert torch.equal(edited, logits)
+
+
+def test_bias_ban_and_allowed() -> None:
+    logits = torch.zeros(4, 20)
+    logits[:, 3] = 5.0
+    batch = make_batch(
+        4,
+        temperature=[0.0, 0.0, 0.0, 1.0],
+        logit_bias={0: (np.array([9], np.int32), np.array([6.0], np.float32))},
+        banned={1: np.array([3, 0], np.int32)},
+        allowed={2: np.array([17, 11], np.int32), 3: np.array([12], np.int32)},
+    )
+    assert not is_plain_greedy(batch)
+    result = sample(logits, batch)
+    assert result.token_ids.tolist() == [9, 1, 11, 12]
+    assert result.finite.all()
+
+
+def test_a_row_with_every_token_banned_fails_alone() -> None:
+    logits = random_logits(2, 10)
+    for temperature in (0.0, 1.0):
+        result = sample(logits, make_batch(2, temperature=temperature, banned={0: np.arange(10, dtype=np.int32)}))
+        assert result.finite.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_non_finite_rows_are_marked_and_leave_the_others_alone(bad: float, temperature: float) -> None:
+    logits = random_logits(5, 300)
+    columns = {"temperature": temperature, "seed": np.arange(5)}
+    clean = sample(logits, make_batch(5, **columns)).token_ids
+    logits[2, 123] = bad
+    for more in ({}, {"num_logprobs": 3, "top_p": 0.9} if temperature == 0 else {"num_logprobs": 3}):
+        result = sample(logits, make_batch(5, **columns, **more))
+        assert result.finite.tolist() == [True, True, False, True, True]
+        assert result.token_ids[[0, 1, 3, 4]].tolist() == clean[[0, 1, 3, 4]].tolist()
+        assert 0 <= result.token_ids[2] < 300
+
+
+def test_banning_a_nan_logit_does_not_hide_it() -> None:
+    logits = random_logits(1, 30)
+    logits[0, 4] = float("nan")
+    assert not sample(logits, make_batch(1, banned={0: np.array([4], np.int32)})).finite[0]
+
+
+def test_minus_infinity_logits_are_never_drawn() -> None:
+    logits = torch.full((200, 40), -torch.inf)
+    logits[:, [5, 6]] = 0.0
+    result = sample(logits, make_batch(200, cursor=np.arange(200), num_logprobs=4))
+    assert result.finite.all()
+    assert set(result.token_ids.tolist()) == {5, 6}
+    assert result.top_ids is not None
+    assert result.top_logprobs is not None
+    assert result.top_ids[0].tolist() == [5, 6, 0, 1]
+    assert result.top_logprobs[0].tolist() == pytest.approx([np.log(0.5), np.log(0.5), MIN_LOGPROB, MIN_LOGPROB])
+
+
+def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
+    logits = random_logits(3, 1000)
+    batch = make_batch(
+        3, temperature=[0.0, 0.3, 2.0], top_k=4, num_logprobs=[5, -1, 2], banned={0: np.array([0], np.int32)}
+    )
+    result = sample(logits, batch)
+    expected = torch.log_softmax(logits.double(), -1)
+    assert result.logprobs is not None
+    assert result.top_ids is not None
+    assert result.top_logprobs is not None
+    assert result.top_ids.shape == (3, 5)
+    assert result.top_ids[1].tolist() == [-1] * 5
+    for row in (0, 2):
+        assert result.logprobs[row].item() == pytest.approx(expected[row, result.token_ids[row]].item(), abs=1e-5)
+        values, ids = expected[row].topk(5)
+        assert result.top_ids[row].tolist() == ids.tolist()
+        assert result.top_logprobs[row].tolist() == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    cases: list[Callable[[np.ndarray], dict[str, Any]]] = [
+        lambda ids: {"banned": {0: ids}},
+        lambda ids: {"allowed": {0: ids}},
+        lambda ids: {"logit_bias": {0: (ids, np.ones(1, np.float32))}},
+        lambda ids: {"penalties": {0: Penalties(1.1, 0, 0, ids, ids)}},
+    ]
+    for case in cases:
+        for token in (-1, 10):
+            with pytest.raises(ValueError, match=f"token {token}, but the vocabulary has 10"):
+                sample(random_logits(1, 10), make_batch(1, **case(np.array([token], np.int32))))
