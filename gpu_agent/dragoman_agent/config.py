@@ -1,0 +1,71 @@
+"""Settings of the agent process. One frozen dataclass: flags, environment and config file are made from it."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def _option(default: Any, help: str, *, group: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help, "group": group, **metadata})
+
+
+_MODEL, _DEVICE, _NETWORK, _LIFE = "model", "device", "network", "process"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Serves one model on one device: measures the device, plans from the measurement, generates over gRPC."""
+
+    model: str = _option("embedded", "a directory, a file, or a known name; `null` with --device null", group=_MODEL)
+    served_model_name: tuple[str, ...] = _option((), "names clients ask for; the first is shown", group=_MODEL)
+    dtype: str = _option("auto", "number format of the computation", group=_MODEL, choices=("auto", "float32"))
+    max_context: int | None = _option(
+        None, "longest prompt and output together; unset takes the model's own", group=_MODEL, unit="tokens", min=2
+    )
+    device: str = _option("auto", "what to run on", group=_DEVICE, choices=("auto", "cpu", "null", "cuda"))
+    memory_utilization: float | None = _option(
+        None, "share of the free memory that weights and KV blocks may take", group=_DEVICE, min=0.01, max=0.99
+    )
+    threads: int | None = _option(None, "CPU threads; unset lets the plan choose", group=_DEVICE, min=1, max=1024)
+    profile: Path | None = _option(None, "a measured profile to plan from instead of measuring", group=_DEVICE)
+    null_oracle: str = _option(
+        "hash", "what the null device writes: hash, echo, alphabet, or script:FILE", group=_DEVICE
+    )
+    null_speed: float = _option(
+        0.0, "the null device's step times as a multiple of its step model; 0 does not wait", group=_DEVICE, min=0.0
+    )
+    agent_id: str = _option("", "name of this agent in its cell; unset makes one of host and device", group=_NETWORK)
+    host: str = _option("127.0.0.1", "address to listen on", group=_NETWORK)
+    port: int = _option(50051, "gRPC port; 0 takes a free one", group=_NETWORK, min=0, max=65535)
+    metrics_port: int = _option(9471, "port of /metrics; 0 takes a free one", group=_NETWORK, min=0, max=65535)
+    advertise: str = _option("", "host:port that clients dial, when it is not the one bound", group=_NETWORK)
+    controllers: tuple[str, ...] = _option((), "controllers to register with, as host:port", group=_NETWORK)
+    open: bool = _option(False, "take requests without a ticket; loopback addresses only", group=_NETWORK)
+    announce: bool = _option(False, "print life events as JSON lines on stdout", group=_LIFE)
+    cache_dir: Path | None = _option(None, "where models, profiles and kernels are kept", group=_LIFE)
+    log_level: str = _option(
+        "info", "least severe log records shown", group=_LIFE, choices=("debug", "info", "warning", "error")
+    )
+    drain_notice: float = _option(
+        5.0, "on SIGTERM, time between `not ready` and refusing new requests", group=_LIFE, unit="seconds", min=0.0
+    )
+    drain_timeout: float = _option(
+        180.0, "on SIGTERM, requests still running after this are ended", group=_LIFE, unit="seconds", min=0.0
+    )
+
+    @property
+    def model_spec(self) -> str:
+        """What to open: `--device null` alone means the null model."""
+        return "null" if self.device == "null" and self.model == "embedded" else self.model
+
+    @property
+    def resolved_cache_dir(self) -> Path:
+        """The cache directory in use."""
+        return (self.cache_dir or Path("~/.cache/dragoman")).expanduser()
+
+    def resolved_agent_id(self, device_kind: str) -> str:
+        """The agent's id. Agents of one host and device need an id each; the controller refuses a second one."""
+        return self.agent_id or f"{platform.node() or 'localhost'}-{device_kind}"
