@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dragoman_kernels.cpu.build import available
+from dragoman_kernels.cpu.gguf_weights import read_gguf
 from dragoman_kernels.cpu.llama import LlamaShape, LlamaStep, QuantTensor
 
 GGUF_TYPES = {name: getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "Q8_0", "Q4_1", "Q4_0")}
@@ -187,32 +188,6 @@ def load(cache_dir: Path) -> Iterable[Callable[..., Driver]]:
         step.close()
 
 
-GGUF_NAMES = {
-    "attn_q": "q_proj",
-    "attn_k": "k_proj",
-    "attn_v": "v_proj",
-    "attn_output": "o_proj",
-    "ffn_gate": "gate_proj",
-    "ffn_up": "up_proj",
-    "ffn_down": "down_proj",
-    "attn_norm": "input_norm",
-    "ffn_norm": "post_attention_norm",
-}
-
-
-def canonical(name: str) -> str:
-    """The step's name of a GGUF llama tensor."""
-    if not name.startswith("blk."):
-        return {"token_embd.weight": "embed_tokens", "output_norm.weight": "norm", "output.weight": "lm_head"}[name]
-    _, layer, kind, _ = name.split(".")
-    return f"layers.{layer}.{GGUF_NAMES[kind]}"
-
-
-def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """GGUF llama stores q and k rows as interleaved rotary pairs; back to the half-split order."""
-    return rows.reshape(num_heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
-
-
 @pytest.fixture(scope="session")
 def embedded_model() -> Model:
     """SmolLM2-135M-Instruct Q4_1 from the model cache, read by the gguf library."""
@@ -220,30 +195,11 @@ def embedded_model() -> Model:
     path = root / "models" / "embedded" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     if not path.is_file():
         pytest.skip("embedded model: not in the model cache; run `dragoman models fetch embedded`")
-    reader = gguf.GGUFReader(path)
-    weights: dict[str, Any] = {}
-    plain: dict[str, np.ndarray] = {}
-    for tensor in reader.tensors:
-        name = canonical(tensor.name)
-        rows = np.array(tensor.data)
-        if name.endswith(("q_proj", "k_proj")):
-            rows = unpermute(rows, 9 if name.endswith("q_proj") else 3)
-        plain[name] = gguf.quants.dequantize(rows, tensor.tensor_type)
-        if rows.ndim == 1:
-            weights[name] = plain[name]
-        else:
-            cols, count = (int(n) for n in tensor.shape)
-            weights[name] = QuantTensor(tensor.tensor_type.name, (count, cols), rows.view(np.uint8).reshape(count, -1))
-    shape = LlamaShape(
-        num_layers=30,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        vocab_size=49152,
-        max_context_tokens=8192,
-        rms_norm_eps=1e-5,
-        inverse_frequencies=LlamaShape.default_frequencies(100000.0, 64),
-    )
-    return Model(shape, weights, plain)
+    shape, weights = read_gguf(path)
+    plain = {
+        name: gguf.quants.dequantize(value.data, GGUF_TYPES[value.dtype]).reshape(value.shape)
+        if isinstance(value, QuantTensor)
+        else value
+        for name, value in weights.items()
+    }
+    return Model(shape, dict(weights), plain)
