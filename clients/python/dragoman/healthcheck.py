@@ -1,0 +1,37 @@
+"""`python -m dragoman.healthcheck HOST:PORT [SERVICE]`: exit 0 when the gRPC health service says SERVING, for containers."""
+
+from __future__ import annotations
+
+import sys
+
+import grpc
+
+_SERVING = b"\x08\x01"  # HealthCheckResponse {status: SERVING}; grpc.health.v1 is frozen
+
+
+def check(address: str, service: str = "", timeout_seconds: float = 2.0) -> str:
+    """Empty when the service is serving, else why not."""
+    name = service.encode()
+    request = (b"\x0a" + bytes([len(name)]) + name) if name else b""  # HealthCheckRequest {service: name}
+    try:
+        with grpc.insecure_channel(address) as channel:
+            call = channel.unary_unary("/grpc.health.v1.Health/Check")
+            answer: bytes = call(request, timeout=timeout_seconds)
+    except grpc.RpcError as error:
+        return f"{address} {service}: {error.code().name}: {error.details()}"
+    return "" if answer == _SERVING else f"{address} {service}: not serving"
+
+
+def main() -> int:
+    """The command."""
+    if not 2 <= len(sys.argv) <= 3:
+        print("usage: python -m dragoman.healthcheck HOST:PORT [SERVICE]", file=sys.stderr)
+        return 2
+    problem = check(*sys.argv[1:])
+    if problem:
+        print(problem, file=sys.stderr)
+    return 1 if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
