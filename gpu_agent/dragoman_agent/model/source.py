@@ -1,0 +1,93 @@
+"""Where a model comes from: one interface over model files, and how a `--model` value finds one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.model.embedded import EMBEDDED_NAME, KNOWN_MODELS, embedded_path
+from dragoman_agent.model.errors import ModelFileError
+from dragoman_agent.model.generation import GenerationDefaults
+from dragoman_agent.model.gguf_source import GgufSource
+from dragoman_kernels.tensor import QuantTensor
+from dragoman_text.files import TokenizerFiles
+
+_SPLIT_FILE = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+
+@runtime_checkable
+class ModelSource(Protocol):
+    """An opened model: what it is, and its tensors on demand. Errors are ModelFileError."""
+
+    path: Path
+    name: str
+    config: ModelConfig
+    generation: GenerationDefaults
+
+    @property
+    def tokenizer(self) -> TokenizerFiles:
+        """Tokenizer and chat template."""
+
+    @property
+    def digest(self) -> str:
+        """Hex digest that tells this model's files from others; says how it is made."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all weights as stored."""
+
+    def tensor_names(self) -> list[str]:
+        """Canonical names of the tensors the model needs."""
+
+    def tensor(self, name: str) -> QuantTensor:
+        """One tensor as stored, by canonical name."""
+
+    def check(self) -> None:
+        """Raise unless everything needed is there and usable, judged before weights are read."""
+
+
+def open_model(spec: str, cache_dir: Path) -> ModelSource:
+    """Open a model by `embedded` (or its bare name), a GGUF file, or a directory that holds one.
+
+    Reads headers only. Raises ModelFileError: nothing there, several models, a damaged file, an unknown architecture.
+    """
+    if spec.lower() in KNOWN_MODELS:
+        return GgufSource(embedded_path(cache_dir), EMBEDDED_NAME)
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return GgufSource(_only_file(path), _directory_name(path), read_directory=True)
+    if not path.exists():
+        known = ", ".join(KNOWN_MODELS)
+        raise ModelFileError(spec, "no such file, directory or known model", f"give a path or one of: {known}")
+    if _SPLIT_FILE.search(path.name):
+        raise ModelFileError(path, "one part of a split model", "merge the parts into one file first")
+    if path.suffix == ".safetensors":
+        raise ModelFileError(path, "a safetensors file, which is not supported yet", "give a GGUF file")
+    return GgufSource(path)
+
+
+def _only_file(directory: Path) -> Path:
+    try:
+        found = sorted(directory.glob("*.gguf"))
+        others = sorted(path.name for path in directory.glob("*.safetensors"))
+    except OSError as error:
+        raise ModelFileError(directory, f"cannot be listed ({error.strerror or error})", "check the path") from None
+    if any(_SPLIT_FILE.search(path.name) for path in found):
+        raise ModelFileError(directory, "holds a split model", "merge the parts into one file first")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:5])
+        raise ModelFileError(directory, f"holds {len(found)} models ({names})", "give the path of one of them")
+    if found:
+        return found[0]
+    if others:
+        raise ModelFileError(directory, "holds safetensors files, which are not supported yet", "give a GGUF file")
+    raise ModelFileError(directory, "holds no model file (*.gguf)", "check the path, or fetch the model again")
+
+
+def _directory_name(directory: Path) -> str:
+    return directory.resolve().name
+
+
+__all__ = ["ModelFileError", "ModelSource", "open_model"]
