@@ -1,0 +1,48 @@
+"""Checks of a step before it computes: a wrong index must not read or write another sequence's cache. Torch-free."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dragoman_agent.device.base import Int32Array, StepBatch
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.plan import Plan
+
+
+def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan) -> None:
+    """Raises ValueError naming the array and index when the batch does not fit the model, the plan or itself."""
+    num_tokens, num_seqs = len(batch.token_ids), len(batch.context_lens)
+    if not 1 <= num_tokens <= plan.max_batch_tokens:
+        raise ValueError(f"a step takes 1 to {plan.max_batch_tokens} tokens, token_ids has {num_tokens}")
+    lengths = {
+        "positions": (len(batch.positions), num_tokens),
+        "slot_mapping": (len(batch.slot_mapping), num_tokens),
+        "query_starts": (len(batch.query_starts), num_seqs + 1),
+        "block_tables": (len(batch.block_tables), num_seqs),
+    }
+    for name, (length, expected) in lengths.items():
+        if length != expected:
+            raise ValueError(f"{name} has {length} rows; {num_tokens} tokens of {num_seqs} sequences need {expected}")
+    num_queries = np.diff(batch.query_starts)
+    if batch.query_starts[0] != 0 or batch.query_starts[-1] != num_tokens or (num_queries < 1).any():
+        raise ValueError("query_starts must rise from 0 to the number of tokens")
+    limit = min(plan.max_context_tokens, batch.block_tables.shape[1] * plan.page_size)
+    _in_range("token_ids", batch.token_ids, 0, config.vocab_size)
+    _in_range("positions", batch.positions, 0, plan.max_context_tokens)
+    _in_range("slot_mapping", batch.slot_mapping, plan.page_size, plan.num_blocks * plan.page_size)
+    _in_range("context_lens", batch.context_lens, 1, limit + 1)
+    _in_range("sample_seqs", batch.sample_seqs, 0, num_seqs)
+    _in_range("pool_seqs", batch.pool_seqs, 0, num_seqs)
+    short = np.flatnonzero(num_queries > batch.context_lens)
+    if len(short):
+        raise ValueError(f"context_lens[{short[0]}] is shorter than the sequence's query tokens")
+    used = -(-batch.context_lens // plan.page_size)
+    for i in range(num_seqs):
+        _in_range(f"block_tables[{i}]", batch.block_tables[i, : used[i]], 1, plan.num_blocks)
+
+
+def _in_range(name: str, values: Int32Array, low: int, high: int) -> None:
+    wrong = np.flatnonzero((values < low) | (values >= high))
+    if len(wrong):
+        at = int(wrong[0])
+        raise ValueError(f"{name}[{at}] is {values[at]}; {low} to {high - 1} are possible")

@@ -1,0 +1,243 @@
+"""The CPU backend: one model, one worker thread that runs steps in order and samples. Torch is imported at load."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dragoman_agent.device.base import (
+    DeviceError,
+    Float32Array,
+    LoadProgress,
+    Penalties,
+    ProgressFn,
+    SamplingBatch,
+    StepBatch,
+    StepResult,
+)
+from dragoman_agent.device.cpu_road import TORCH_FLOAT32, choose_cpu_road
+from dragoman_agent.model.embedded import default_cache_dir
+from dragoman_kernels.cpu.build import KernelBuildError
+
+if TYPE_CHECKING:
+    from dragoman_agent.model.source import ModelSource
+    from dragoman_agent.pal.plan import Plan
+
+log = logging.getLogger(__name__)
+
+
+class _Road(Protocol):
+    detail: str
+
+    def run(self, batch: StepBatch) -> tuple[Float32Array, Float32Array]: ...
+
+    def close(self) -> None: ...
+
+
+class CpuStepHandle:
+    """A step on the worker thread."""
+
+    def __init__(self, future: Future[StepResult]) -> None:
+        self._future = future
+
+    def result(self) -> StepResult:
+        """See StepHandle."""
+        return self._future.result()
+
+
+class CpuDevice:
+    """Implements Device. `info` says, once loaded, what was done: for the Ready message and for a person."""
+
+    kind = "cpu"
+
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        """`cache_dir` holds the compiled kernels; by default Dragoman's own."""
+        self._cache_dir = cache_dir if cache_dir is not None else default_cache_dir(os.environ)
+        self._road: _Road | None = None
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-step")
+        self.info: dict[str, Any] = {}
+
+    def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
+        """See Device. When the kernels do not build, the torch road is taken and the reason is logged and in `info`."""
+        if self._road is not None:
+            raise DeviceError("A model is already loaded on this device; open another device for another model.")
+        started = time.monotonic()
+        progress(LoadProgress("open", 0, 1, "steps"))
+        # The import takes seconds and mostly waits for the disk: it runs beside the reading of the weights.
+        importing = threading.Thread(target=_import_sampler, name="import-torch")
+        importing.start()
+        try:
+            road, name, note = self._open_road(model, plan, progress)
+        except (ValueError, MemoryError, RuntimeError) as error:
+            raise DeviceError(f"The model {model.name} cannot be loaded on the CPU: {error}") from error
+        finally:
+            importing.join()
+        progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
+        _use_threads(plan.num_threads if name == TORCH_FLOAT32 else 1)
+        try:
+            self._warm_up(road, plan, progress)
+        except (ValueError, MemoryError, RuntimeError) as error:
+            road.close()
+            raise DeviceError(f"The first step of {model.name} failed on the CPU: {error}") from error
+        self._road = road
+        self.info = {
+            "road": name,
+            "road_detail": road.detail,
+            "weight_bytes": model.total_bytes,
+            "load_seconds": time.monotonic() - started,
+        }
+        if note:
+            self.info["road_note"] = note
+
+    def submit(self, batch: StepBatch) -> CpuStepHandle:
+        """See Device."""
+        road = self._road
+        if road is None:
+            raise DeviceError("No model is loaded on this device; load one first.")
+        return CpuStepHandle(self._worker.submit(_step, road, _copy(batch)))
+
+    def close(self) -> None:
+        """See Device. Waits for the step under way."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        road, self._road = self._road, None
+        if road is not None:
+            road.close()
+
+    def _open_road(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> tuple[_Road, str, str]:
+        """The road, its name, and why it is not the plan's (empty when it is)."""
+        note = ""
+        if plan.road != TORCH_FLOAT32:
+            from dragoman_agent.device.cpu_native import NativeRoad
+
+            try:
+                return NativeRoad(model, plan, self._cache_dir, progress), plan.road, ""
+            except KernelBuildError as error:
+                note = f"the plan's road {plan.road} is not possible, torch-float32 is used and is much slower: {error.message}"
+                log.warning("%s", note)
+                if error.log:
+                    log.warning("compiler output: %s", error.log)
+        from dragoman_agent.device.cpu_torch import TorchRoad
+
+        return TorchRoad(model, plan, progress), TORCH_FLOAT32, note
+
+    def _warm_up(self, road: _Road, plan: Plan, progress: ProgressFn) -> None:
+        """One prefill and one decode step in block 1, which no sequence has yet."""
+        chunk = min(4, plan.max_batch_tokens, plan.page_size - 1)
+        steps = ((0, chunk), (chunk, 1))
+        for done, (start, count) in enumerate(steps):
+            progress(LoadProgress("warmup", done, len(steps), "steps"))
+            self._worker.submit(_step, road, _warm_up_batch(plan.page_size, start, count)).result()
+        progress(LoadProgress("warmup", len(steps), len(steps), "steps"))
+
+
+def _step(road: _Road, batch: StepBatch) -> StepResult:
+    """Compute and sample one step. Raises DeviceError."""
+    from dragoman_agent.engine.sampler import sample
+
+    started = time.perf_counter()
+    try:
+        logits, hidden = road.run(batch)
+        num_samples = len(batch.sample_seqs)
+        result = StepResult(np.zeros(num_samples, np.int32), np.ones(num_samples, np.bool_))
+        if num_samples:
+            import torch
+
+            with torch.inference_mode():
+                sampled = sample(torch.from_numpy(logits), batch.sampling)
+            result.token_ids = sampled.token_ids.numpy().astype(np.int32)
+            result.finite = sampled.finite.numpy()
+            if sampled.logprobs is not None:
+                result.logprobs = sampled.logprobs.numpy()
+            if sampled.top_ids is not None and sampled.top_logprobs is not None:
+                result.top_ids = sampled.top_ids.numpy().astype(np.int32)
+                result.top_logprobs = sampled.top_logprobs.numpy()
+        if len(batch.pool_seqs):
+            result.embeddings = hidden
+    except (ValueError, MemoryError, RuntimeError, IndexError) as error:
+        raise DeviceError(f"Step {batch.step} failed on the CPU: {error}") from error
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def _copy(batch: StepBatch) -> StepBatch:
+    """A batch of its own: the caller fills the arrays anew while the step runs."""
+    sampling = batch.sampling
+    return replace(
+        batch,
+        token_ids=batch.token_ids.copy(),
+        positions=batch.positions.copy(),
+        slot_mapping=batch.slot_mapping.copy(),
+        query_starts=batch.query_starts.copy(),
+        context_lens=batch.context_lens.copy(),
+        block_tables=batch.block_tables.copy(),
+        prompt_lens=batch.prompt_lens.copy(),
+        sample_seqs=batch.sample_seqs.copy(),
+        pool_seqs=batch.pool_seqs.copy(),
+        sampling=SamplingBatch(
+            temperatures=sampling.temperatures.copy(),
+            top_ks=sampling.top_ks.copy(),
+            top_ps=sampling.top_ps.copy(),
+            min_ps=sampling.min_ps.copy(),
+            seeds=sampling.seeds.copy(),
+            choices=sampling.choices.copy(),
+            cursors=sampling.cursors.copy(),
+            num_logprobs=sampling.num_logprobs.copy(),
+            penalties={row: _copy_penalties(value) for row, value in sampling.penalties.items()},
+            logit_bias={row: (ids.copy(), added.copy()) for row, (ids, added) in sampling.logit_bias.items()},
+            banned={row: ids.copy() for row, ids in sampling.banned.items()},
+            allowed={row: ids.copy() for row, ids in sampling.allowed.items()},
+        ),
+    )
+
+
+def _copy_penalties(penalties: Penalties) -> Penalties:
+    return replace(penalties, prompt_ids=penalties.prompt_ids.copy(), output_ids=penalties.output_ids.copy())
+
+
+def _warm_up_batch(page_size: int, start: int, count: int) -> StepBatch:
+    zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
+    positions = np.arange(start, start + count, dtype=np.int32)
+    return StepBatch(
+        step=0,
+        token_ids=np.zeros(count, np.int32),
+        positions=positions,
+        slot_mapping=positions + np.int32(page_size),
+        query_starts=np.array([0, count], np.int32),
+        context_lens=np.array([start + count], np.int32),
+        block_tables=np.ones((1, 1), np.int32),
+        prompt_lens=np.array([start + count], np.int32),
+        sample_seqs=zero,
+        pool_seqs=none,
+        sampling=SamplingBatch(
+            temperatures=np.ones(1, np.float32),
+            top_ks=np.full(1, 2, np.int32),
+            top_ps=np.full(1, 0.9, np.float32),
+            min_ps=np.zeros(1, np.float32),
+            seeds=np.zeros(1, np.uint64),
+            choices=zero,
+            cursors=zero,
+            num_logprobs=zero,
+        ),
+    )
+
+
+def _import_sampler() -> None:
+    import dragoman_agent.engine.sampler  # noqa: F401
+
+
+def _use_threads(num_threads: int) -> None:
+    """On the compiled roads torch only samples: one thread, so that no second pool spins beside the kernels'."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+
+
+__all__ = ["CpuDevice", "CpuStepHandle", "choose_cpu_road"]

@@ -1,0 +1,79 @@
+"""How a model is computed on a CPU: the choice and its reason. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.model.embedded import default_cache_dir
+from dragoman_agent.model.source import ModelSource
+from dragoman_agent.pal.planner import Road
+from dragoman_kernels.cpu.build import KernelBuildError, build
+from dragoman_kernels.cpu.llama import BLOCKS, KEY_CHUNK, MAX_HEAD_DIM
+
+NATIVE_INT8 = "native-int8"
+NATIVE_FLOAT32 = "native-float32"
+TORCH_FLOAT32 = "torch-float32"
+KV_DTYPES = {NATIVE_INT8: "float16", NATIVE_FLOAT32: "float32", TORCH_FLOAT32: "float32"}
+DTYPES = ("auto", "int8", "float32")
+
+# Prefill rate over a float32 matrix product's on the same threads, from `kernels/README.md`'s way to measure.
+_OPS_RATE_FACTORS = {NATIVE_INT8: 1.5, NATIVE_FLOAT32: 0.6, TORCH_FLOAT32: 0.7}
+
+
+def choose_cpu_road(model: ModelSource, dtype: str, cache_dir: Path | None = None) -> Road:
+    """The road for `model`; builds the kernels when there are none yet (a few seconds, once a machine).
+
+    `dtype` is "auto", "int8" or "float32". Raises ValueError for another.
+    """
+    stored = {name: model.tensor(name) for name in model.tensor_names()}
+    dtypes = {tensor.dtype for tensor in stored.values() if tensor.shape[0] > 1}
+    problem = None if shape_problem(model.config) else native_problem(cache_dir)
+    name, reason = decide_road(model.config, dtypes, dtype, problem)
+    num_values = sum(tensor.shape[0] * tensor.shape[1] for tensor in stored.values())
+    resident = 4 * num_values
+    if name != TORCH_FLOAT32:
+        resident = sum(
+            tensor.data.nbytes if tensor.dtype in BLOCKS else 4 * tensor.shape[0] * tensor.shape[1]
+            for tensor in stored.values()
+        )
+    return Road(name, reason, resident, KV_DTYPES[name], _OPS_RATE_FACTORS[name])
+
+
+def decide_road(config: ModelConfig, dtypes: set[str], requested: str, native_problem: str | None) -> tuple[str, str]:
+    """Road and reason. `dtypes` are those of the matrices; `native_problem` says why there are no compiled kernels."""
+    if requested not in DTYPES:
+        raise ValueError(f"--dtype {requested} is not one the CPU computes in; use {', '.join(DTYPES)}")
+    problem = shape_problem(config) or native_problem
+    if problem:
+        lost = "" if requested != "int8" else "; int8 was asked for and is not possible"
+        return TORCH_FLOAT32, f"torch in float32, much slower than the compiled kernels: {problem}{lost}"
+    if requested == "float32":
+        return NATIVE_FLOAT32, "float32 was asked for: compiled kernels, weights exact, activations in float32"
+    quantised = sorted(dtypes & BLOCKS.keys() - {"F32", "F16"})
+    if quantised:
+        why = "int8 was asked for" if requested == "int8" else f"weights are {', '.join(quantised)}"
+        return NATIVE_INT8, f"{why}: compiled kernels, weights as stored, activations in 8 bits a block of 32"
+    stored = ", ".join(sorted(dtypes))
+    if requested == "int8":
+        return NATIVE_FLOAT32, f"int8 was asked for, but the weights are {stored}: nothing to multiply in 8 bits"
+    return NATIVE_FLOAT32, f"weights are {stored}: compiled kernels in float32"
+
+
+def shape_problem(config: ModelConfig) -> str | None:
+    """Why the compiled step cannot compute this model; None when it can."""
+    if config.head_dim % KEY_CHUNK or config.head_dim > MAX_HEAD_DIM:
+        return f"head size {config.head_dim} is not a multiple of {KEY_CHUNK} up to {MAX_HEAD_DIM}"
+    if config.sliding_window is not None and config.sliding_window < config.max_context_tokens:
+        return f"a sliding window of {config.sliding_window} tokens has no compiled kernel"
+    return None
+
+
+def native_problem(cache_dir: Path | None = None) -> str | None:
+    """Build and cache the kernels; None when they are there, else why not."""
+    try:
+        build(cache_dir if cache_dir is not None else default_cache_dir(os.environ))
+    except KernelBuildError as error:
+        return error.message
+    return None

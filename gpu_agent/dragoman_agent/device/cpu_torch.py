@@ -1,0 +1,63 @@
+"""The torch road: the reference model in float32 on the CPU, for machines without a compiler and for odd shapes."""
+
+from __future__ import annotations
+
+import torch
+
+from dragoman_agent.device.base import Float32Array, LoadProgress, ProgressFn, StepBatch
+from dragoman_agent.device.checks import check_batch
+from dragoman_agent.model.layers import PagedCache, TorchOps, step_tensors
+from dragoman_agent.model.llama import assemble, forward, logits
+from dragoman_agent.model.quant import dequantise
+from dragoman_agent.model.rope import rope_frequencies
+from dragoman_agent.model.source import ModelSource
+from dragoman_agent.pal.plan import Plan
+
+
+class TorchRoad:
+    """Weights dequantised to float32, float32 K and V."""
+
+    detail = "torch operations"
+
+    def __init__(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
+        """Raises ValueError on an incomplete model, MemoryError or RuntimeError when memory is short."""
+        config = model.config
+        names = frozenset(model.tensor_names())
+        done = 0
+
+        def tensor(name: str) -> torch.Tensor | None:
+            nonlocal done
+            if name not in names:
+                return None
+            stored = model.tensor(name)
+            values = torch.from_numpy(dequantise(stored))
+            done += stored.data.nbytes
+            progress(LoadProgress("weights", done, max(model.total_bytes, done), "bytes"))
+            return values.reshape(-1) if name.endswith(("norm", ".bias")) else values
+
+        self._config, self._plan = config, plan
+        self._weights = assemble(config, tensor)
+        size = (config.num_layers, plan.num_blocks, config.num_kv_heads, plan.page_size, config.head_dim)
+        self._cache = PagedCache(torch.zeros(size), torch.zeros(size))
+        frequencies, self._attention_factor = rope_frequencies(config)
+        self._frequencies = torch.from_numpy(frequencies)
+        self._ops = TorchOps()
+
+    def run(self, batch: StepBatch) -> tuple[Float32Array, Float32Array]:
+        """Logits [num_samples, vocab_size] and final hidden states [num_pooled, hidden_size]. Raises ValueError."""
+        check_batch(batch, self._config, self._plan)
+        with torch.inference_mode():
+            step = step_tensors(
+                batch,
+                page_size=self._plan.page_size,
+                frequencies=self._frequencies,
+                attention_factor=self._attention_factor,
+                sliding_window=self._config.sliding_window,
+            )
+            hidden = forward(self._config, self._weights, self._cache, step, self._ops)
+            num_samples = len(batch.sample_seqs)
+            scores = logits(self._weights, hidden[:num_samples], self._ops)
+            return scores.numpy(), hidden[num_samples:].float().numpy()
+
+    def close(self) -> None:
+        """Nothing to stop: memory goes with the object."""

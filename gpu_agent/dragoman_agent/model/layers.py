@@ -1,0 +1,170 @@
+"""What a decoder layer is made of, in plain torch: norms, rotary embedding, gated MLP, attention over a paged cache.
+
+`TorchOps` is the reference and the CPU road; a device with kernels of its own passes another `Ops`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from dragoman_agent.device.base import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCache:
+    """K and V of every layer: [num_layers, num_blocks, num_kv_heads, page_size, head_dim]; block 0 is the null block."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a block."""
+        return self.keys.shape[3]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """One sequence of a step: its query rows, its blocks and what each query may see."""
+
+    start: int  # first query row
+    end: int
+    context_len: int
+    blocks: Tensor  # int64 [ceil(context_len / page_size)]
+    mask: Tensor | None  # bool [num_queries, context_len]; None when every query sees the whole context
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """A step on the device, built once and read by every layer."""
+
+    token_ids: Tensor  # int64 [num_tokens]
+    slot_blocks: Tensor  # int64 [num_tokens] block each token's K and V go to
+    slot_offsets: Tensor  # int64 [num_tokens] and the place in it
+    cos: Tensor  # float32 [num_tokens, 1, head_dim / 2]
+    sin: Tensor  # float32 [num_tokens, 1, head_dim / 2]
+    sequences: tuple[SequenceView, ...]
+    last_rows: Tensor  # int64: last query row of each sampled sequence, then of each pooled one
+
+
+class Ops(Protocol):
+    """The operations a device may replace. x is [num_tokens, hidden_size] in the model's dtype."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, the mean square in fp32 (arXiv 1910.07467)."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias."""
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Half-split rotary embedding of x [num_tokens, num_heads, head_dim]."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of [num_tokens, 2 * intermediate_size]."""
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: PagedCache, layer: int, step: StepTensors, scale: float
+    ) -> Tensor:
+        """Write k, v [num_tokens, num_kv_heads, head_dim] to the cache, then attend with q [num_tokens, num_heads, head_dim].
+
+        Returns [num_tokens, num_heads * head_dim].
+        """
+
+
+class TorchOps:
+    """Reference operations; any torch device."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Ops."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Ops."""
+        return functional.linear(x, weight, bias)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See Ops."""
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See Ops."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: PagedCache, layer: int, step: StepTensors, scale: float
+    ) -> Tensor:
+        """See Ops. One sequence at a time: its neighbours cannot touch its sums."""
+        keys, values = cache.keys[layer], cache.values[layer]
+        keys[step.slot_blocks, :, step.slot_offsets] = k
+        values[step.slot_blocks, :, step.slot_offsets] = v
+        num_kv_heads, head_dim = k.shape[1], k.shape[2]
+        group = q.shape[1] // num_kv_heads
+        outputs = []
+        for sequence in step.sequences:
+            num_queries = sequence.end - sequence.start
+            context_k = self._context(keys, sequence)
+            context_v = self._context(values, sequence)
+            # The query heads that share a KV head become rows of one head, so K and V are never repeated.
+            rows = q[sequence.start : sequence.end].view(num_queries, num_kv_heads, group, head_dim)
+            rows = rows.permute(1, 2, 0, 3).reshape(1, num_kv_heads, group * num_queries, head_dim)
+            mask = None if sequence.mask is None else sequence.mask.repeat(group, 1)
+            out = functional.scaled_dot_product_attention(rows, context_k, context_v, attn_mask=mask, scale=scale)
+            out = out.view(num_kv_heads, group, num_queries, head_dim).permute(2, 0, 1, 3)
+            outputs.append(out.reshape(num_queries, num_kv_heads * group * head_dim))
+        return torch.cat(outputs)
+
+    @staticmethod
+    def _context(pages: Tensor, sequence: SequenceView) -> Tensor:
+        """[1, num_kv_heads, context_len, head_dim] of [num_blocks, num_kv_heads, page_size, head_dim]."""
+        chosen = pages.index_select(0, sequence.blocks).transpose(0, 1)
+        return chosen.reshape(1, chosen.shape[0], -1, chosen.shape[3])[:, :, : sequence.context_len]
+
+
+def step_tensors(
+    batch: StepBatch,
+    *,
+    page_size: int,
+    frequencies: Tensor,
+    attention_factor: float = 1.0,
+    sliding_window: int | None = None,
+) -> StepTensors:
+    """The tensors of a step on the device of `frequencies` (float32 [head_dim / 2])."""
+    device = frequencies.device
+    slots = torch.from_numpy(batch.slot_mapping).to(device).long()
+    angles = torch.from_numpy(batch.positions).to(device).float().unsqueeze(1) * frequencies
+    starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
+    sequences = []
+    for i, context_len in enumerate(contexts):
+        num_blocks = math.ceil(context_len / page_size)
+        blocks = torch.from_numpy(batch.block_tables[i, :num_blocks]).to(device).long()
+        mask = _visible(starts[i + 1] - starts[i], context_len, sliding_window, device)
+        sequences.append(SequenceView(starts[i], starts[i + 1], context_len, blocks, mask))
+    last = [starts[i + 1] - 1 for i in (*batch.sample_seqs.tolist(), *batch.pool_seqs.tolist())]
+    return StepTensors(
+        token_ids=torch.from_numpy(batch.token_ids).to(device).long(),
+        slot_blocks=slots // page_size,
+        slot_offsets=slots % page_size,
+        cos=(angles.cos() * attention_factor).unsqueeze(1),
+        sin=(angles.sin() * attention_factor).unsqueeze(1),
+        sequences=tuple(sequences),
+        last_rows=torch.tensor(last, dtype=torch.int64, device=device),
+    )
+
+
+def _visible(num_queries: int, context_len: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Causal mask of the last `num_queries` positions, within the window where the model has one."""
+    if num_queries == 1 and (window is None or context_len <= window):
+        return None
+    at = torch.arange(context_len - num_queries, context_len, device=device).unsqueeze(1)
+    keys = torch.arange(context_len, device=device)
+    visible = keys <= at
+    return visible if window is None else visible & (keys > at - window)
