@@ -1,1 +1,30 @@
-"""Backends behind one protocol; device differences live here and nowhere else."""
+"""Devices: where steps run. `open_device` imports only the one asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dragoman_agent.device.base import Device, DeviceError
+
+DEVICE_KINDS = ("cpu", "null")
+
+
+def open_device(
+    kind: str, *, cache_dir: Path | None = None, null_oracle: str = "hash", null_speed: float = 0.0
+) -> Device:
+    """The device of `kind`, with no model loaded. Raises DeviceError for a kind this version does not have.
+
+    `cache_dir` holds compiled kernels; `null_oracle` and `null_speed` concern the null device only.
+    """
+    if kind == "null":
+        from dragoman_agent.device.null import NullDevice
+
+        return NullDevice(null_oracle, null_speed)
+    if kind == "cpu":
+        from dragoman_agent.device.cpu import CpuDevice
+
+        return CpuDevice(cache_dir)
+    raise DeviceError(f"device {kind!r} is not one of {', '.join(DEVICE_KINDS)}; choose one of these")
+
+
+__all__ = ["DEVICE_KINDS", "Device", "DeviceError", "open_device"]

@@ -1,0 +1,200 @@
+"""From a step's plan to the arrays a device takes. What does not change between steps lives in rows and is gathered at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dragoman_agent.device.base import Int32Array, Penalties, SamplingBatch, StepBatch
+from dragoman_agent.engine.messages import Sampling
+from dragoman_agent.engine.request import Sequence
+from dragoman_agent.engine.scheduler import StepPlan
+from dragoman_agent.pal.plan import Plan
+
+_EMPTY = np.zeros(0, dtype=np.int32)
+_SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class BuiltStep:
+    """A batch and whose it is: `sampled` and `pooled` in the order of the result's rows."""
+
+    batch: StepBatch
+    sampled: list[Sequence]
+    pooled: list[Sequence]
+    computed: list[tuple[Sequence, int]]  # prefill sequences and the tokens computed for each
+
+
+class BatchBuilder:
+    """Rows of the running sequences, and the batches made of them."""
+
+    def __init__(self, plan: Plan) -> None:
+        num_rows = plan.max_num_seqs
+        max_num_blocks = -(-plan.max_context_tokens // plan.page_size)
+        self._page_size = plan.page_size
+        self._tables = np.zeros((num_rows, max_num_blocks), dtype=np.int32)
+        self._num_blocks = [0] * num_rows  # of each table, as far as it is copied
+        self._prompt_lens = np.zeros(num_rows, dtype=np.int32)
+        self._temperatures = np.zeros(num_rows, dtype=np.float32)
+        self._top_ks = np.zeros(num_rows, dtype=np.int32)
+        self._top_ps = np.ones(num_rows, dtype=np.float32)
+        self._min_ps = np.zeros(num_rows, dtype=np.float32)
+        self._seeds = np.zeros(num_rows, dtype=np.uint64)
+        self._choices = np.zeros(num_rows, dtype=np.int32)
+        self._num_logprobs = np.full(num_rows, -1, dtype=np.int32)
+        self._sparse: dict[int, Sequence] = {}  # rows whose sampling has parts that are not one number
+
+    def build(self, plan: StepPlan, step: int) -> BuiltStep:
+        """The batch of `plan`: decode sequences first, then prefill chunks."""
+        for sequence, _ in plan.prefills:
+            self._load_row(sequence)
+        sequences = plan.decodes + [sequence for sequence, _ in plan.prefills]
+        num_decodes = len(plan.decodes)
+        rows = np.array([s.row for s in sequences], dtype=np.intp)
+        self._sync_tables(plan.decodes)
+        counts = np.ones(len(sequences), dtype=np.int32)
+        counts[num_decodes:] = [count for _, count in plan.prefills]
+        query_starts = np.zeros(len(sequences) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_starts[1:])
+        context_lens = np.array([s.num_computed for s in sequences], dtype=np.int32) + counts
+        tables = self._gather_tables(rows, int(context_lens.max()))
+        positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts, num_decodes)
+        token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
+        token_ids[:num_decodes] = [s.token_ids[-1] for s in plan.decodes]
+        for index, (sequence, count) in enumerate(plan.prefills, num_decodes):
+            start = sequence.num_computed
+            token_ids[query_starts[index] : query_starts[index + 1]] = sequence.token_ids[start : start + count]
+        sampled, pooled = self._outputs(plan, num_decodes)
+        sampled_rows = rows[sampled]
+        prompt_lens = self._prompt_lens[rows]
+        batch = StepBatch(
+            step=step,
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            query_starts=query_starts,
+            context_lens=context_lens,
+            block_tables=tables,
+            prompt_lens=prompt_lens,
+            sample_seqs=sampled,
+            pool_seqs=pooled,
+            sampling=self._sampling(sampled_rows, (context_lens - prompt_lens)[sampled]),
+        )
+        return BuiltStep(
+            batch,
+            [sequences[i] for i in sampled.tolist()],
+            [sequences[i] for i in pooled.tolist()],
+            plan.prefills,
+        )
+
+    def _load_row(self, sequence: Sequence) -> None:
+        """Write everything a row holds of `sequence`; its blocks may have changed if it was preempted."""
+        row = sequence.row
+        table = sequence.block_table
+        self._tables[row, : len(table)] = table
+        self._num_blocks[row] = len(table)
+        self._prompt_lens[row] = sequence.num_prompt
+        sampling = sequence.request.sampling
+        self._temperatures[row] = sampling.temperature
+        self._top_ks[row] = sampling.top_k
+        self._top_ps[row] = sampling.top_p
+        self._min_ps[row] = sampling.min_p
+        self._seeds[row] = sampling.seed & _SEED_MASK
+        self._choices[row] = sequence.choice
+        self._num_logprobs[row] = sampling.num_logprobs
+        stop = sequence.request.stop
+        if _has_penalties(sampling) or sampling.logit_bias or sampling.allowed_token_ids or stop.masked_until_min:
+            self._sparse[row] = sequence
+        else:
+            self._sparse.pop(row, None)
+
+    def _sync_tables(self, decodes: list[Sequence]) -> None:
+        num_blocks = self._num_blocks
+        for sequence in decodes:
+            table, row = sequence.block_table, sequence.row
+            if len(table) != num_blocks[row]:
+                self._tables[row, num_blocks[row] : len(table)] = table[num_blocks[row] :]
+                num_blocks[row] = len(table)
+
+    def _gather_tables(self, rows: npt.NDArray[np.intp], longest: int) -> Int32Array:
+        """Block tables as wide as the longest context needs, 0 beyond each sequence's own blocks."""
+        width = -(-longest // self._page_size)
+        tables = self._tables[rows, :width]
+        lengths = np.array([self._num_blocks[row] for row in rows.tolist()], dtype=np.int32)
+        tables[np.arange(width, dtype=np.int32)[None, :] >= lengths[:, None]] = 0
+        return tables
+
+    def _slots(
+        self, tables: Int32Array, context_lens: Int32Array, counts: Int32Array, starts: Int32Array, num_decodes: int
+    ) -> tuple[Int32Array, Int32Array]:
+        """Positions and KV slots of all query tokens, each [num_tokens]."""
+        first = context_lens - counts
+        if num_decodes == len(counts):
+            positions = first
+            owners = np.arange(num_decodes, dtype=np.int32)
+        else:
+            owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+            positions = np.arange(int(starts[-1]), dtype=np.int32) - starts[owners] + first[owners]
+        pages, offsets = np.divmod(positions, np.int32(self._page_size))
+        return positions, tables[owners, pages] * np.int32(self._page_size) + offsets
+
+    def _outputs(self, plan: StepPlan, num_decodes: int) -> tuple[Int32Array, Int32Array]:
+        """Indices of the sequences that are sampled, and of those whose hidden state is wanted."""
+        sampled = list(range(num_decodes))
+        pooled: list[int] = []
+        if any(s.request.is_embedding for s in plan.decodes):
+            sampled = [i for i in sampled if not plan.decodes[i].request.is_embedding]
+            pooled = [i for i in range(num_decodes) if plan.decodes[i].request.is_embedding]
+        for index, (sequence, count) in enumerate(plan.prefills, num_decodes):
+            if count == sequence.num_uncomputed:
+                (pooled if sequence.request.is_embedding else sampled).append(index)
+        return np.array(sampled, dtype=np.int32), np.array(pooled, dtype=np.int32) if pooled else _EMPTY
+
+    def _sampling(self, rows: npt.NDArray[np.intp], cursors: Int32Array) -> SamplingBatch:
+        batch = SamplingBatch(
+            temperatures=self._temperatures[rows],
+            top_ks=self._top_ks[rows],
+            top_ps=self._top_ps[rows],
+            min_ps=self._min_ps[rows],
+            seeds=self._seeds[rows],
+            choices=self._choices[rows],
+            cursors=cursors,
+            num_logprobs=self._num_logprobs[rows],
+        )
+        if self._sparse:
+            self._add_sparse(batch, rows, cursors)
+        return batch
+
+    def _add_sparse(self, batch: SamplingBatch, rows: npt.NDArray[np.intp], cursors: Int32Array) -> None:
+        for index, (row, cursor) in enumerate(zip(rows.tolist(), cursors.tolist(), strict=True)):
+            sequence = self._sparse.get(row)
+            if sequence is None:
+                continue
+            sampling, stop = sequence.request.sampling, sequence.request.stop
+            if _has_penalties(sampling):
+                batch.penalties[index] = _penalties(sampling, sequence)
+            if sampling.logit_bias:
+                batch.logit_bias[index] = (
+                    np.array(list(sampling.logit_bias), dtype=np.int32),
+                    np.array(list(sampling.logit_bias.values()), dtype=np.float32),
+                )
+            if sampling.allowed_token_ids:
+                batch.allowed[index] = np.array(sampling.allowed_token_ids, dtype=np.int32)
+            if cursor < stop.min_output_tokens and stop.masked_until_min:
+                batch.banned[index] = np.array(stop.masked_until_min, dtype=np.int32)
+
+
+def _has_penalties(sampling: Sampling) -> bool:
+    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+
+
+def _penalties(sampling: Sampling, sequence: Sequence) -> Penalties:
+    return Penalties(
+        repetition=sampling.repetition_penalty,
+        presence=sampling.presence_penalty,
+        frequency=sampling.frequency_penalty,
+        prompt_ids=np.array(sequence.request.prompt_ids, dtype=np.int32),
+        output_ids=np.array(sequence.token_ids[sequence.num_prompt :], dtype=np.int32),
+    )

@@ -1,0 +1,404 @@
+"""The engine without its process: commands in, steps on the device, one frame of events out for each.
+
+A turn is launch -> emit -> collect. The text of step n is made and sent while step n + 1 runs, so a stop string is noticed one
+step late and the token computed meanwhile is dropped; stop ids and lengths are seen at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dragoman.prefix_hash import root_hash
+from dragoman.v1 import error_pb2
+from dragoman_agent.device.base import Device, StepHandle, StepResult
+from dragoman_agent.engine import intake
+from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
+from dragoman_agent.engine.messages import (
+    Cancel,
+    Credit,
+    Delta,
+    Embedded,
+    Failed,
+    Finished,
+    Load,
+    LogprobEntry,
+    Start,
+    StartEmbed,
+    Step,
+)
+from dragoman_agent.engine.request import Request, Sequence, Status, new_request
+from dragoman_agent.engine.scheduler import Scheduler
+from dragoman_agent.pal.plan import Plan
+from dragoman_text import TextTokenizer
+
+Event = Delta | Finished | Failed | Embedded
+Command = Start | StartEmbed | Cancel | Credit
+Clock = Callable[[], float]
+
+
+class _Token(NamedTuple):
+    """A sampled token on its way out."""
+
+    sequence: Sequence
+    token_id: int
+    logprobs: list[LogprobEntry]
+
+
+class _InFlight(NamedTuple):
+    built: BuiltStep
+    handle: StepHandle
+    num_prefill_tokens: int
+    num_decode_tokens: int
+
+
+class EngineCore:
+    """Owns the live requests. One thread calls it; the device is loaded before it is built."""
+
+    def __init__(
+        self,
+        device: Device,
+        tokenizer: TextTokenizer,
+        model_digest: bytes,
+        plan: Plan,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.scheduler = Scheduler(plan)
+        self.requests: dict[str, Request] = {}
+        self._device = device
+        self._tokenizer = tokenizer
+        self._model_digest = model_digest
+        self._plan = plan
+        self._clock = clock
+        self._builder = BatchBuilder(plan)
+        self._in_flight: _InFlight | None = None
+        self._sampled: list[_Token] = []  # of the last step, not yet handed out
+        self._events: list[Event] = []
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._order = itertools.count()
+        self._step_count = 0
+        self._last_counts = (0, 0)
+        self._step_seconds = 0.0
+        self._host_seconds = 0.0
+
+    # Commands.
+
+    def receive(self, command: Command) -> None:
+        """Take one command. A bad one is answered by a Failed event, never by an exception."""
+        if isinstance(command, Start | StartEmbed):
+            self._start(command)
+            return
+        request = self.requests.get(command.request_id)
+        if request is None:
+            return
+        if isinstance(command, Cancel):
+            self._cancel(request)
+        else:
+            self.scheduler.grant(request, command.until, self._clock())
+
+    def _start(self, message: Start | StartEmbed) -> None:
+        refusal = intake.refusal(message, self.requests.keys(), self.scheduler.capacity_tokens, self._plan)
+        if refusal is not None:
+            self._events.append(refusal)
+            return
+        now = self._clock()
+        salt = message.cache_salt if isinstance(message, Start) else ""
+        root = root_hash(self._model_digest, cache_salt=salt)
+        request = new_request(message, now, root, self._plan.page_size, self.scheduler.capacity_tokens)
+        self.requests[request.request_id] = request
+        if isinstance(message, Start):
+            for sequence in request.sequences:
+                self._open_output(message, sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, next(self._order), request))
+        self.scheduler.add(request, now)
+        self._finish_if_done(request)
+
+    def _open_output(self, message: Start, sequence: Sequence) -> None:
+        """The output stream of a choice, with what was delivered before a resume replayed."""
+        piece = intake.open_output(message, sequence, self._tokenizer)
+        if piece.finish:
+            sequence.move_to(Status.FINISHED)
+            sequence.request.num_unfinished -= 1
+            self._events.append(
+                _delta(sequence, [], piece.text, [], piece.finish, piece.stop_string, piece.stop_token_id)
+            )
+
+    def _cancel(self, request: Request) -> None:
+        for sequence in request.sequences:
+            if sequence.status is not Status.FINISHED and sequence.output is not None:
+                self._events.append(_delta(sequence, [], sequence.output.flush(), [], "cancelled"))
+        self._end(request, self._finished(request, cancelled=True))
+
+    def fail(self, request: Request, reason: error_pb2.ErrorReason, message: str) -> None:
+        """End a request with a Failed event and free all it held."""
+        failed = Failed(
+            request.request_id,
+            int(reason),
+            message,
+            len(request.prompt_ids),
+            request.num_cached_tokens,
+            request.num_sent_tokens,
+        )
+        self._end(request, failed)
+
+    def fail_all(self, reason: error_pb2.ErrorReason, message: str) -> Step:
+        """End every request; the frame that says so."""
+        for request in list(self.requests.values()):
+            self.fail(request, reason, message)
+        return self._frame()
+
+    def _end(self, request: Request, event: Finished | Failed | Embedded) -> None:
+        request.is_over = True
+        alive = [s for s in request.sequences if s.status is not Status.FINISHED]
+        self.scheduler.leave(alive, Status.FINISHED)
+        del self.requests[request.request_id]
+        self._events.append(event)
+
+    # A turn.
+
+    def launch(self) -> None:
+        """Decide the next step and hand it to the device. Raises DeviceError."""
+        begun = time.perf_counter()
+        now = self._clock()
+        self._expire(now)
+        plan = self.scheduler.schedule(now)
+        if plan.num_tokens:
+            for sequence, _ in plan.prefills:
+                self._note_start(sequence, now)
+            self._step_count += 1
+            built = self._builder.build(plan, self._step_count)
+            self._host_seconds += time.perf_counter() - begun
+            handle = self._device.submit(built.batch)
+            self._in_flight = _InFlight(built, handle, plan.num_prefill_tokens, len(plan.decodes))
+        else:
+            self._host_seconds += time.perf_counter() - begun
+
+    def emit(self) -> Step | None:
+        """The frame of the step before the one under way; None when there is nothing to say."""
+        begun = time.perf_counter()
+        self._hand_out()
+        if not self._events and not any(self._last_counts):
+            return None
+        self._host_seconds += time.perf_counter() - begun
+        return self._frame()
+
+    def collect(self) -> bool:
+        """Wait for the step under way and take its tokens; False when there is none. Raises DeviceError."""
+        if self._in_flight is None:
+            return False
+        flight, self._in_flight = self._in_flight, None
+        result = flight.handle.result()
+        begun = time.perf_counter()
+        self._take(flight.built, result, self._clock())
+        self._step_seconds += result.seconds
+        self._last_counts = (flight.num_prefill_tokens, flight.num_decode_tokens)
+        self._host_seconds += time.perf_counter() - begun
+        return True
+
+    def tick(self) -> Step:
+        """A frame while idle."""
+        return self._frame()
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `emit` has something to say."""
+        return bool(self._sampled or self._events or any(self._last_counts))
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            if not request.is_over:
+                self.fail(request, error_pb2.ERROR_REASON_DEADLINE_EXCEEDED, intake.deadline_message(request, now))
+        for request in self.scheduler.credit_timeouts(now):
+            self.fail(request, error_pb2.ERROR_REASON_CREDIT_TIMEOUT, intake.CREDIT_TIMEOUT_MESSAGE)
+
+    def _note_start(self, sequence: Sequence, now: float) -> None:
+        request = sequence.request
+        if request.started is None:
+            request.started = now
+            request.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+
+    # Results.
+
+    def _take(self, built: BuiltStep, result: StepResult, now: float) -> None:
+        for sequence, count in built.computed:
+            if sequence.status is Status.RUNNING:
+                sequence.num_computed += count
+        if built.pooled:
+            self._take_embeddings(built.pooled, result)
+        token_ids = result.token_ids.tolist()
+        page_size = self._plan.page_size
+        all_finite = bool(result.finite.all())
+        ended: list[Sequence] = []
+        sampled = self._sampled
+        for index, (sequence, token_id) in enumerate(zip(built.sampled, token_ids, strict=True)):
+            if sequence.status is not Status.RUNNING:
+                continue  # it was stopped or cancelled while this step ran
+            if not all_finite and not result.finite[index]:
+                self._fail_non_finite(sequence)
+                continue
+            tokens = sequence.token_ids
+            num_tokens = sequence.num_computed = len(tokens)
+            if num_tokens // page_size > sequence.num_published:
+                self.scheduler.publish(sequence)
+            tokens.append(token_id)
+            request = sequence.request
+            if request.first_token is None:
+                request.first_token = now
+            if num_tokens + 1 >= sequence.max_num_tokens or (
+                token_id in sequence.stop_ids and num_tokens >= sequence.min_num_tokens
+            ):
+                ended.append(sequence)
+            logprobs = _logprobs(result, index, request.sampling.num_logprobs)
+            sampled.append(_Token(sequence, token_id, logprobs))
+        if ended:
+            self.scheduler.leave(ended, Status.ENDED)
+        if built.computed and self.scheduler.blocked:
+            for sequence in built.sampled:
+                if sequence.choice != sequence.request.sequences[-1].choice and not sequence.request.is_over:
+                    self.scheduler.unblock(sequence.request, now)
+
+    def _take_embeddings(self, pooled: list[Sequence], result: StepResult) -> None:
+        vectors = result.embeddings
+        assert vectors is not None, "the device returned no embedding for a pooled sequence"
+        for sequence, vector in zip(pooled, vectors, strict=True):
+            if sequence.status is not Status.RUNNING:
+                continue
+            if not np.isfinite(vector).all():
+                self._fail_non_finite(sequence)
+                continue
+            sequence.num_computed = len(sequence.token_ids)
+            self.scheduler.publish(sequence)
+            self._end(sequence.request, Embedded(sequence.request.request_id, vector.tolist()))
+
+    def _fail_non_finite(self, sequence: Sequence) -> None:
+        self.scheduler.forget(sequence)
+        self.fail(sequence.request, error_pb2.ERROR_REASON_NON_FINITE_LOGITS, intake.NON_FINITE_MESSAGE)
+
+    # Events.
+
+    def _hand_out(self) -> None:
+        sampled, self._sampled = self._sampled, []
+        events = self._events
+        for sequence, token_id, logprobs in sampled:
+            output = sequence.output
+            if sequence.status is Status.FINISHED or output is None:
+                continue
+            cursor = output.num_sent
+            piece = output.push(token_id)
+            request = sequence.request
+            events.append(
+                Delta(
+                    request.request_id,
+                    sequence.choice,
+                    cursor,
+                    [token_id],
+                    piece.text,
+                    logprobs,
+                    piece.finish,
+                    piece.stop_string,
+                    piece.stop_token_id,
+                )
+            )
+            if piece.finish:
+                self._finish_choice(sequence)
+
+    def _finish_choice(self, sequence: Sequence) -> None:
+        request = sequence.request
+        self.scheduler.leave([sequence], Status.FINISHED)
+        request.num_unfinished -= 1
+        self.scheduler.unblock(request, self._clock())
+        self._finish_if_done(request)
+
+    def _finish_if_done(self, request: Request) -> None:
+        if request.num_unfinished == 0 and not request.is_over:
+            self._end(request, self._finished(request, cancelled=False))
+
+    def _finished(self, request: Request, cancelled: bool) -> Finished:
+        now = self._clock()
+        started = now if request.started is None else request.started
+        first_token = now if request.first_token is None else request.first_token
+        return Finished(
+            request.request_id,
+            len(request.prompt_ids),
+            request.num_cached_tokens,
+            request.num_sent_tokens,
+            started - request.arrived,
+            first_token - request.arrived,
+            now - request.arrived,
+            cancelled,
+        )
+
+    def _frame(self) -> Step:
+        events, self._events = self._events, []
+        stored, removed = self.scheduler.pool.take_events()
+        step = Step(
+            self._step_count,
+            events,
+            self._load(),
+            self._step_seconds,
+            self._host_seconds,
+            [unit[:8] for unit in stored],
+            [unit[:8] for unit in removed],
+        )
+        self._last_counts = (0, 0)
+        self._step_seconds = self._host_seconds = 0.0
+        return step
+
+    def _load(self) -> Load:
+        scheduler = self.scheduler
+        num_prefill, num_decode = self._last_counts
+        return Load(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(scheduler.blocked) + len(scheduler.parked),
+            free_blocks=scheduler.pool.num_free,
+            cached_blocks=scheduler.pool.num_cached,
+            total_blocks=scheduler.pool.num_blocks - 1,
+            pending_prefill_tokens=scheduler.pending_prefill_tokens,
+            running_context_tokens=scheduler.running_context_tokens if scheduler.running else 0,
+            preemptions=scheduler.num_preemptions,
+            step_count=self._step_count,
+            prefill_tokens=num_prefill,
+            decode_tokens=num_decode,
+        )
+
+
+def _delta(
+    sequence: Sequence,
+    token_ids: list[int],
+    text: str,
+    logprobs: list[LogprobEntry],
+    finish: str = "",
+    stop_string: str | None = None,
+    stop_token_id: int | None = None,
+) -> Delta:
+    cursor = 0 if sequence.output is None else sequence.output.num_sent
+    return Delta(
+        sequence.request.request_id,
+        sequence.choice,
+        cursor,
+        token_ids,
+        text,
+        logprobs,
+        finish,
+        stop_string,
+        stop_token_id,
+    )
+
+
+def _logprobs(result: StepResult, index: int, num_logprobs: int) -> list[LogprobEntry]:
+    """The entry of one sampled token, finite values only; empty when none was asked for."""
+    if num_logprobs < 0 or result.logprobs is None:
+        return []
+    top: list[tuple[int, float]] = []
+    if num_logprobs and result.top_ids is not None and result.top_logprobs is not None:
+        ids = result.top_ids[index, :num_logprobs].tolist()
+        values = result.top_logprobs[index, :num_logprobs].tolist()
+        top = [(i, v) for i, v in zip(ids, values, strict=True) if v > -np.inf]
+    return [LogprobEntry(int(result.token_ids[index]), float(result.logprobs[index]), top)]

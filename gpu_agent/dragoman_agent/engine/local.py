@@ -1,0 +1,59 @@
+"""The engine inside the caller's process, without socket or process: for tests, and for the warm-up of the real one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from dragoman_agent.device.base import Device
+from dragoman_agent.engine.core import Clock, Command, EngineCore, Event
+from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
+from dragoman_agent.model.source import ModelSource
+from dragoman_agent.pal.plan import Plan
+from dragoman_text import TextTokenizer
+
+WARM_UP_ID = "warm-up"
+
+
+def build_core(device: Device, model: ModelSource, plan: Plan, clock: Clock = time.monotonic) -> EngineCore:
+    """The core of a device that has loaded `model`."""
+    tokenizer = TextTokenizer.from_files(model.tokenizer)
+    return EngineCore(device, tokenizer, bytes.fromhex(model.digest), plan, clock)
+
+
+def turn(core: EngineCore) -> tuple[Step | None, bool]:
+    """One turn: the frame it made, if any, and whether a step ran."""
+    core.launch()
+    step = core.emit()
+    return step, core.collect()
+
+
+def run_all(
+    core: EngineCore, commands: Iterable[Command] = (), *, on_step: Callable[[Step], None] | None = None
+) -> list[Event]:
+    """Feed `commands`, then turn until no request is live and nothing is left to say; all events in order.
+
+    Raises RuntimeError when the engine stands still with live requests, such as one without credit.
+    """
+    for command in commands:
+        core.receive(command)
+    events: list[Event] = []
+    while True:
+        step, ran = turn(core)
+        if step is not None:
+            events.extend(step.events)
+            if on_step is not None:
+                on_step(step)
+        elif not ran and not core.has_output:
+            if core.requests:
+                raise RuntimeError(f"no step can run but {len(core.requests)} requests are live")
+            return events
+
+
+def warm_up(core: EngineCore, prompt_ids: list[int]) -> None:
+    """Run one request through the whole path. Raises RuntimeError when it fails, DeviceError when the device does."""
+    stop = Stop(max_output_tokens=2)
+    events = run_all(core, [Start(WARM_UP_ID, prompt_ids, Sampling(temperature=0.0), stop)])
+    for event in events:
+        if isinstance(event, Failed):
+            raise RuntimeError(f"the first request failed: {event.message}")

@@ -1,0 +1,102 @@
+"""The loop of the engine process: commands from a socket, turns of the core, one frame a step back."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import time
+
+from dragoman.v1 import error_pb2
+from dragoman_agent.device.base import DeviceError
+from dragoman_agent.engine.core import EngineCore
+from dragoman_agent.engine.messages import (
+    Cancel,
+    Credit,
+    Fatal,
+    FrameDecoder,
+    FromEngine,
+    Shutdown,
+    Start,
+    StartEmbed,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+_WAITING_POLL_SECONDS = 0.02  # requests are live but none can run: deadlines and credit are looked at this often
+_RECEIVE_BYTES = 1 << 20
+STOPPED_MESSAGE = "the agent was stopped before this request ended; resume it on another agent from the last cursor"
+
+
+class Connection:
+    """The engine's end of the stream to the rpc process."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._decoder = FrameDecoder()
+        self._poll = select.poll()
+        self._poll.register(stream, select.POLLIN)
+        self.is_open = True
+
+    def send(self, message: FromEngine) -> None:
+        """Write one frame; when the other end is gone, `is_open` says so."""
+        try:
+            self._stream.sendall(encode(message))
+        except (BrokenPipeError, ConnectionResetError):
+            self.is_open = False
+
+    def receive(self, timeout: float) -> list[object]:
+        """The messages at hand, after waiting up to `timeout` seconds for the first. Raises ProtocolError."""
+        if not self._poll.poll(timeout * 1000):
+            return []
+        messages: list[object] = []
+        while True:
+            try:
+                data = self._stream.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return messages
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self.is_open = False
+                return messages
+            messages.extend(self._decoder.feed(data))
+
+
+def run(connection: Connection, core: EngineCore) -> bool:
+    """Serve until Shutdown or until the other end is gone; False when the device failed, which was then said."""
+    last_frame = time.monotonic()
+    timeout = 0.0
+    while connection.is_open:
+        for message in connection.receive(timeout):
+            if isinstance(message, Start | StartEmbed | Cancel | Credit):
+                core.receive(message)
+            elif isinstance(message, Shutdown):
+                connection.send(core.fail_all(error_pb2.ERROR_REASON_AGENT_LOST, STOPPED_MESSAGE))
+                return True
+            else:
+                logger.warning("ignoring a message that is no command: %s", type(message).__name__)
+        try:
+            core.launch()
+            step = core.emit()
+            if step is None and time.monotonic() - last_frame >= TICK_SECONDS:
+                step = core.tick()
+            if step is not None:
+                connection.send(step)
+                last_frame = time.monotonic()
+            ran = core.collect()
+        except DeviceError as error:
+            logger.error("the device failed: %s", error)
+            reason = error_pb2.ERROR_REASON_DEVICE_FAULT
+            connection.send(core.fail_all(reason, f"the device failed in this step: {error}"))
+            connection.send(Fatal(int(reason), f"the device failed: {error}"))
+            return False
+        if ran or core.has_output:
+            timeout = 0.0
+        elif core.requests:
+            timeout = _WAITING_POLL_SECONDS
+        else:
+            timeout = max(0.0, last_frame + TICK_SECONDS - time.monotonic())
+    return True

@@ -1,0 +1,165 @@
+"""One request and its sequences: what the scheduler decides about. A sequence is one choice, keyed (request id, choice)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from dragoman_agent.cache.hashing import PageHasher
+from dragoman_agent.engine.messages import Sampling, Start, StartEmbed, Stop
+
+if TYPE_CHECKING:
+    from dragoman_agent.engine.output import OutputStream
+
+_LOWEST_CLASS = 2
+AGING_SECONDS = 5.0  # a waiting sequence rises one class each time this passes
+
+
+class Status(Enum):
+    """Life of a sequence. WAITING and PARKED hold no block; RUNNING holds blocks and a batch row."""
+
+    BLOCKED = auto()  # waits for choice 0 to have computed the prompt they share
+    WAITING = auto()
+    RUNNING = auto()
+    PARKED = auto()  # out of credit for long: its blocks went back to the cache
+    ENDED = auto()  # no further token is wanted; its last text may still be on its way out
+    FINISHED = auto()
+
+
+_ALLOWED: dict[Status, frozenset[Status]] = {
+    Status.BLOCKED: frozenset({Status.WAITING, Status.FINISHED}),
+    Status.WAITING: frozenset({Status.BLOCKED, Status.RUNNING, Status.PARKED, Status.FINISHED}),
+    Status.RUNNING: frozenset({Status.WAITING, Status.PARKED, Status.ENDED, Status.FINISHED}),
+    Status.PARKED: frozenset({Status.WAITING, Status.FINISHED}),
+    Status.ENDED: frozenset({Status.FINISHED}),
+    Status.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request as the engine keeps it. Times are seconds of the engine's monotonic clock."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    stop: Stop
+    num_choices: int
+    priority: int  # 0 interactive, 1 standard, 2 batch
+    tenant: str
+    credit: int
+    arrived: float
+    deadline: float | None  # absolute
+    is_embedding: bool = False
+    sequences: list[Sequence] = field(default_factory=list)
+    num_unfinished: int = 0
+    num_delivered_tokens: int = 0  # of choices that had ended before a resume
+    num_cached_tokens: int = 0  # prompt tokens choice 0 found in the cache when it first ran
+    started: float | None = None  # first step that computed for it
+    first_token: float | None = None
+    is_over: bool = False  # its terminal event is decided
+
+    @property
+    def num_sent_tokens(self) -> int:
+        """Output tokens handed out over all choices, those delivered before a resume included."""
+        return self.num_delivered_tokens + sum(s.output.num_sent for s in self.sequences if s.output is not None)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice under way. `token_ids` is the prompt and then the output."""
+
+    request: Request
+    choice: int
+    token_ids: list[int]
+    num_prompt: int
+    max_num_tokens: int  # prompt and output; it ends with "length" there
+    hasher: PageHasher
+    status: Status = Status.WAITING
+    num_computed: int = 0  # tokens whose K and V are in the cache
+    num_published: int = 0  # pages of this sequence offered to the prefix cache
+    block_table: list[int] = field(default_factory=list)
+    row: int = -1  # row of the persistent batch while RUNNING
+    effective_class: int = 0
+    was_charged: bool = False  # its tenant has paid for it: a preempted sequence does not pay twice
+    credit_since: float | None = None  # since when it is out of credit
+    stop_ids: frozenset[int] = frozenset()
+    min_num_tokens: int = 0  # prompt and output tokens before a stop id counts
+    finish: str = ""  # "stop" or "length" once decided
+    output: OutputStream | None = None
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far; also the cursor of the next one."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens to compute before the next can be sampled: 1 in decode."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether more tokens are wanted."""
+        return self.status not in (Status.ENDED, Status.FINISHED)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether the next token may be sent. An embedding needs none."""
+        return len(self.token_ids) - self.num_prompt < self.request.credit or self.request.is_embedding
+
+    def move_to(self, status: Status) -> None:
+        """Change state. Raises RuntimeError for a change that has no meaning."""
+        if status not in _ALLOWED[self.status]:
+            raise RuntimeError(f"{self.request.request_id}/{self.choice}: {self.status.name} -> {status.name}")
+        self.status = status
+
+    def class_at(self, now: float) -> int:
+        """Priority class with aging: waiting long makes any sequence interactive."""
+        return max(0, self.request.priority - int((now - self.request.arrived) / AGING_SECONDS))
+
+
+def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size: int, capacity_tokens: int) -> Request:
+    """The request of a message, with its sequences. `capacity_tokens` is the longest sequence that can ever run.
+
+    A choice that was finished before a resume has no sequence. Output streams are attached by the caller.
+    """
+    is_embedding = isinstance(message, StartEmbed)
+    request = Request(
+        request_id=message.request_id,
+        prompt_ids=message.prompt_ids,
+        sampling=Sampling() if isinstance(message, StartEmbed) else message.sampling,
+        stop=Stop(max_output_tokens=0) if isinstance(message, StartEmbed) else message.stop,
+        num_choices=1 if isinstance(message, StartEmbed) else message.num_choices,
+        priority=min(max(message.priority, 0), _LOWEST_CLASS),
+        tenant=message.tenant,
+        credit=0 if isinstance(message, StartEmbed) else message.credit,
+        arrived=now,
+        deadline=None if message.deadline_seconds is None else now + message.deadline_seconds,
+        is_embedding=is_embedding,
+    )
+    hasher = PageHasher(root, page_size)
+    num_prompt = len(message.prompt_ids)
+    stop = request.stop
+    for choice in range(request.num_choices):
+        delivered: list[int] = []
+        if not isinstance(message, StartEmbed):
+            delivered = message.delivered[choice] if choice < len(message.delivered) else []
+            if choice in message.finished_choices:
+                request.num_delivered_tokens += len(delivered)
+                continue
+        request.sequences.append(
+            Sequence(
+                request=request,
+                choice=choice,
+                token_ids=[*message.prompt_ids, *delivered],
+                num_prompt=num_prompt,
+                max_num_tokens=min(num_prompt + stop.max_output_tokens, capacity_tokens),
+                hasher=hasher.copy(),
+                stop_ids=frozenset((*stop.stop_token_ids, *stop.eos_token_ids)),
+                min_num_tokens=num_prompt + stop.min_output_tokens,
+            )
+        )
+    request.num_unfinished = len(request.sequences)
+    return request

@@ -1,0 +1,300 @@
+"""What runs in the next step. A pure decision: no clock, no device, no I/O; the same state and time give the same plan.
+
+Decode goes first, one token a sequence; what is left of the step's token budget goes to prefill chunks, sequences under way
+before new ones. A sequence that needs a block when there is none preempts the lowest and youngest, which is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dragoman_agent.cache.block_pool import BlockPool
+from dragoman_agent.engine.queue import WaitingQueue
+from dragoman_agent.engine.request import Request, Sequence, Status
+from dragoman_agent.pal.plan import Plan
+
+PARK_SECONDS = 10.0  # without credit: blocks go back to the cache
+CREDIT_TIMEOUT_SECONDS = 60.0  # without credit: the request fails
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: every decode sequence computes one token, every prefill sequence its count."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    prefills: list[tuple[Sequence, int]] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    def add_prefill(self, sequence: Sequence, budget: int) -> int:
+        """Add as much of a sequence's prefill as `budget` allows; how many tokens that is."""
+        count = min(sequence.num_uncomputed, budget)
+        self.prefills.append((sequence, count))
+        return count
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Prompt tokens, or tokens computed again, in this step."""
+        return sum(count for _, count in self.prefills)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in this step; 0 is no step."""
+        return len(self.decodes) + self.num_prefill_tokens
+
+
+class Scheduler:
+    """Owns the running list, the waiting queue, the parked sequences, the rows of the batch and the block pool."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.pool = BlockPool(plan.num_blocks)
+        self.page_size = plan.page_size
+        self.capacity_tokens = min(plan.max_context_tokens, (plan.num_blocks - 1) * plan.page_size)
+        self.running: list[Sequence] = []
+        self.waiting = WaitingQueue()
+        self.parked: set[Sequence] = set()
+        self.blocked: set[Sequence] = set()
+        self.num_preemptions = 0
+        self._free_rows = list(range(plan.max_num_seqs - 1, -1, -1))
+        self._out_of_credit: set[Sequence] = set()
+        self._first_decode = 0
+        self.running_context_tokens = 0  # at the last decision
+        self._prefilling_tokens = 0
+
+    @property
+    def pending_prefill_tokens(self) -> int:
+        """Tokens to compute before the sequences that wait or are in prefill can go on."""
+        return self.waiting.num_tokens + self._prefilling_tokens
+
+    # What changes the state from outside.
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue the sequences of a request; choices after the first wait for the prompt it will have computed."""
+        first = True
+        for sequence in request.sequences:
+            if sequence.status is not Status.WAITING:
+                continue
+            if first:
+                self.waiting.push(sequence, now)
+                first = False
+            else:
+                sequence.status = Status.BLOCKED
+                self.blocked.add(sequence)
+
+    def unblock(self, request: Request, now: float) -> None:
+        """Let the other choices of `request` start: the prompt they share is computed, or nobody will compute it."""
+        for sequence in request.sequences:
+            if sequence.status is Status.BLOCKED:
+                self.blocked.discard(sequence)
+                sequence.move_to(Status.WAITING)
+                self.waiting.push(sequence, now)
+
+    def leave(self, sequences: Iterable[Sequence], status: Status) -> None:
+        """Take sequences out for good (ENDED or FINISHED): row and blocks are free again when this returns."""
+        left = False
+        for sequence in sequences:
+            if sequence.status is Status.RUNNING:
+                self._release(sequence)
+                left = True
+            elif sequence.status is Status.WAITING:
+                self.waiting.remove(sequence)
+            self.parked.discard(sequence)
+            self.blocked.discard(sequence)
+            self._out_of_credit.discard(sequence)
+            sequence.move_to(status)
+        if left:
+            self.running = [s for s in self.running if s.status is Status.RUNNING]
+
+    def grant(self, request: Request, until: int, now: float) -> None:
+        """Raise the credit of a request; parked sequences that have some again wait for their turn."""
+        request.credit = max(request.credit, until)
+        for sequence in request.sequences:
+            if not sequence.has_credit:
+                continue
+            sequence.credit_since = None
+            self._out_of_credit.discard(sequence)
+            if sequence.status is Status.PARKED:
+                self.parked.discard(sequence)
+                sequence.move_to(Status.WAITING)
+                self.waiting.push(sequence, now)
+
+    def credit_timeouts(self, now: float) -> list[Request]:
+        """Park what lacked credit for 10 s; the requests that lacked it for 60 s."""
+        overdue: dict[int, Request] = {}
+        for sequence in list(self._out_of_credit):
+            since = sequence.credit_since
+            if since is None or not sequence.is_alive:
+                self._out_of_credit.discard(sequence)
+            elif now - since >= CREDIT_TIMEOUT_SECONDS:
+                overdue[id(sequence.request)] = sequence.request
+            elif now - since >= PARK_SECONDS and sequence.status is Status.RUNNING:
+                self._park(sequence)
+        return list(overdue.values())
+
+    # The decision.
+
+    def schedule(self, now: float) -> StepPlan:
+        """The next step. Blocks and rows it needs are taken; `num_computed` changes only when results come in."""
+        plan = StepPlan()
+        budget = self.plan.max_batch_tokens
+        decodes, prefilling = self._ready(now)
+        if len(decodes) > budget:
+            # More sequences than tokens in a step: take turns.
+            start = self._first_decode % len(decodes)
+            self._first_decode = start + budget
+            decodes = (decodes[start:] + decodes[:start])[:budget]
+        lost: set[Sequence] = set()
+        for sequence in decodes:
+            if sequence not in lost and self._fits_next(sequence, lost, plan):
+                plan.decodes.append(sequence)
+        if lost:
+            plan.decodes = [s for s in plan.decodes if s not in lost]
+            prefilling = [s for s in prefilling if s not in lost]
+            self.running = [s for s in self.running if s not in lost]
+            for sequence in lost:
+                self.waiting.push(sequence, now)
+        budget -= len(plan.decodes)
+        self._prefilling_tokens = sum(s.num_uncomputed for s in prefilling)
+        for sequence in prefilling:
+            if budget <= 0:
+                break
+            budget -= plan.add_prefill(sequence, budget)
+        if not lost:
+            self._admit(plan, budget, now)
+        self._prefilling_tokens -= plan.num_prefill_tokens
+        return plan
+
+    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
+        decodes: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        context = 0
+        for sequence in self.running:
+            num_tokens = len(sequence.token_ids)
+            context += num_tokens
+            request = sequence.request
+            if num_tokens - sequence.num_prompt >= request.credit and not request.is_embedding:
+                if sequence.credit_since is None:
+                    sequence.credit_since = now
+                    self._out_of_credit.add(sequence)
+            elif num_tokens - sequence.num_computed == 1:
+                decodes.append(sequence)
+            else:
+                prefilling.append(sequence)
+        self.running_context_tokens = context
+        return decodes, prefilling
+
+    def _fits_next(self, sequence: Sequence, lost: set[Sequence], plan: StepPlan) -> bool:
+        """Give `sequence` the block its next token needs, preempting others; False when it was preempted itself."""
+        table = sequence.block_table
+        while len(table) * self.page_size <= sequence.num_computed:
+            if self.pool.append(table) is not None:
+                continue
+            victim = max((s for s in self.running if s not in lost), key=_preemption_key)
+            self._release(victim)
+            victim.move_to(Status.WAITING)
+            lost.add(victim)
+            plan.preempted.append(victim)
+            self.num_preemptions += 1
+            if victim is sequence:
+                return False
+        return True
+
+    def _admit(self, plan: StepPlan, budget: int, now: float) -> None:
+        """Start waiting sequences while rows, blocks and budget last. The next in line is never overtaken."""
+        while budget > 0 and self.waiting:
+            if not self._free_rows and not self._park_one():
+                return
+            sequence = self.waiting.peek(now)
+            if sequence is None:
+                return
+            if not sequence.has_credit:
+                # It cannot send a token: its wait for credit counts, and others go first.
+                self._set_aside(sequence, now)
+                continue
+            cached = self.lookup(sequence)
+            num_needed = -(-len(sequence.token_ids) // self.page_size) - len(cached)
+            # One spare block a running sequence, else the newcomer would be preempted at once.
+            spare = min(len(self.running), self.pool.num_blocks // 16)
+            if not self.pool.can_allocate(num_needed + self.pool.num_idle_of(cached) + spare):
+                if self._park_one():
+                    continue
+                return
+            self.pool.acquire(cached)
+            sequence.block_table[:] = cached + (self.pool.allocate(num_needed) or [])
+            self._start(sequence, len(cached) * self.page_size)
+            self._prefilling_tokens += sequence.num_uncomputed
+            budget -= plan.add_prefill(sequence, budget)
+
+    def _set_aside(self, sequence: Sequence, now: float) -> None:
+        self.waiting.remove(sequence)
+        sequence.move_to(Status.PARKED)
+        self.parked.add(sequence)
+        if sequence.credit_since is None:
+            sequence.credit_since = now
+            self._out_of_credit.add(sequence)
+        # Choices that were ahead when the stream was cut must not hold up those that were behind.
+        self.unblock(sequence.request, now)
+
+    def _park_one(self) -> bool:
+        """Take row and blocks from a sequence that cannot use them for want of credit; False when there is none."""
+        for sequence in self._out_of_credit:
+            if sequence.status is Status.RUNNING:
+                self._park(sequence)
+                return True
+        return False
+
+    def _park(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        self.running.remove(sequence)
+        sequence.move_to(Status.PARKED)
+        self.parked.add(sequence)
+
+    def _start(self, sequence: Sequence, num_cached: int) -> None:
+        num_uncached = len(sequence.token_ids) - num_cached
+        self.waiting.take(sequence, 0 if sequence.was_charged else num_uncached)
+        sequence.was_charged = True
+        sequence.num_computed = num_cached
+        sequence.num_published = num_cached // self.page_size
+        sequence.row = self._free_rows.pop()
+        sequence.move_to(Status.RUNNING)
+        self.running.append(sequence)
+
+    def lookup(self, sequence: Sequence) -> list[int]:
+        """Cached blocks `sequence` can start from; its last token is computed again in any case, for its logits."""
+        num_pages = (len(sequence.token_ids) - 1) // self.page_size
+        return self.pool.lookup_prefix(sequence.hasher.extend(sequence.token_ids, num_pages)[:num_pages])
+
+    # Results.
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offer the full computed pages of a sequence to the prefix cache. Call it once its logits were seen to be finite."""
+        num_pages = min(sequence.num_computed // self.page_size, len(sequence.block_table))
+        if num_pages <= sequence.num_published:
+            return
+        pages = sequence.hasher.extend(sequence.token_ids, num_pages)
+        for index in range(sequence.num_published, num_pages):
+            parent = pages[index - 1] if index else None
+            self.pool.cache_full_block(sequence.block_table[index], pages[index], parent)
+        sequence.num_published = num_pages
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop every block of a sequence from the prefix cache: its contents are not to be trusted."""
+        self.pool.uncache(sequence.block_table)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.block_table)
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
+        sequence.num_computed = 0
+        sequence.num_published = 0
+
+
+def _preemption_key(sequence: Sequence) -> tuple[bool, int, float, int]:
+    """The greatest goes first: out of credit, then lowest class, then youngest."""
+    return (
+        not sequence.has_credit,
+        sequence.effective_class,
+        sequence.request.arrived,
+        sequence.choice,
+    )
