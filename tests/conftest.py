@@ -1,0 +1,19 @@
+"""Fixtures every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dragoman_agent.model.embedded import FETCH_COMMAND, default_cache_dir, embedded_target
+
+
+@pytest.fixture(scope="session")
+def embedded_model_path() -> Path:
+    """The embedded model's file, found and never fetched; without it the test is skipped by name."""
+    path = embedded_target(default_cache_dir(os.environ))
+    if not path.exists():
+        pytest.skip(f"embedded model not at {path}: run `{FETCH_COMMAND}`")
+    return path
