@@ -19,3 +19,10 @@ class QuantTensor:
     dtype: str
     shape: tuple[int, int]  # (rows, cols): y = x @ W.T
     data: npt.NDArray[np.uint8]  # [rows, row_bytes]
+
+    @classmethod
+    def from_float32(cls, values: npt.NDArray[np.float32]) -> QuantTensor:
+        """An F32 matrix from a float array [rows, cols]."""
+        data = np.ascontiguousarray(values, dtype=np.float32)
+        rows, cols = data.shape
+        return cls("F32", (rows, cols), data.view(np.uint8).reshape(rows, 4 * cols))

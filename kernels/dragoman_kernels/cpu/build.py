@@ -97,7 +97,9 @@ def describe(compiler: str | None = None, march: str = "native") -> BuildSpec:
     version = _run([path, "--version"], timeout=30.0)
     if version.returncode != 0:
         raise KernelBuildError(f"{path} --version failed; the compiler is not usable, reinstall it.", version.stdout)
-    flags = (*FLAGS, f"-march={march}") if march else FLAGS
+    # Arm compilers spell "this CPU" -mcpu; elsewhere -march is the one all of them know.
+    option = "-mcpu" if platform.machine() in ("aarch64", "arm64") else "-march"
+    flags = (*FLAGS, f"{option}={march}") if march else FLAGS
     return BuildSpec(path, version.stdout, flags, cpu_flags())
 
 

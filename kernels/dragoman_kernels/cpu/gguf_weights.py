@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dragoman_kernels.cpu.llama import LlamaShape, QuantTensor
+from dragoman_kernels.cpu.llama import LlamaShape
+from dragoman_kernels.tensor import QuantTensor
 
 LAYER_NAMES = {
     "attn_q": "q_proj",
@@ -40,7 +41,9 @@ def read_gguf(path: Path) -> tuple[LlamaShape, Weights]:
 
     architecture = value("general.architecture")
     if architecture != "llama" or "rope_freqs.weight" in {t.name for t in reader.tensors}:
-        raise ValueError(f"{path}: {architecture} with these rotary settings is not readable here; use an unscaled llama file")
+        raise ValueError(
+            f"{path}: {architecture} with these rotary settings is not readable here; use an unscaled llama file"
+        )
     num_heads, hidden_size = value("llama.attention.head_count"), value("llama.embedding_length")
     num_kv_heads = value("llama.attention.head_count_kv", num_heads)
     head_dim = value("llama.rope.dimension_count", hidden_size // num_heads)

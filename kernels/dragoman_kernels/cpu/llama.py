@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from dragoman_kernels.cpu import native
 from dragoman_kernels.cpu.build import build
+from dragoman_kernels.tensor import QuantTensor
+
+__all__ = ["BLOCKS", "KEY_CHUNK", "MAX_HEAD_DIM", "Activation", "LlamaShape", "LlamaStep", "QuantTensor"]
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
@@ -29,37 +32,6 @@ BLOCKS: dict[str, tuple[int, int]] = {
 }
 KEY_CHUNK = 16  # keys a vector holds; a page is a whole number of them
 MAX_HEAD_DIM = 256
-
-
-@dataclass(frozen=True, slots=True)
-class QuantTensor:
-    """A matrix in GGUF block layout: `data` is uint8 [rows, row_bytes]. Raises ValueError when sizes disagree."""
-
-    dtype: str
-    shape: tuple[int, int]  # rows (outputs), cols (inputs)
-    data: npt.NDArray[np.uint8]
-
-    def __post_init__(self) -> None:
-        if self.dtype not in BLOCKS:
-            raise ValueError(f"dtype {self.dtype} has no CPU kernel; supported: {', '.join(BLOCKS)}")
-        values, block_bytes = BLOCKS[self.dtype]
-        rows, cols = self.shape
-        if rows < 1 or cols < 1 or cols % values:
-            raise ValueError(
-                f"a {self.dtype} matrix needs a multiple of {values} columns and a row; its shape is {self.shape}"
-            )
-        expected = (rows, cols // values * block_bytes)
-        if self.data.dtype != np.uint8 or self.data.shape != expected:
-            raise ValueError(
-                f"{self.dtype} data of a {rows} x {cols} matrix is uint8 {expected}, not {self.data.dtype} {self.data.shape}"
-            )
-
-    @classmethod
-    def from_float32(cls, values: npt.NDArray[np.float32]) -> QuantTensor:
-        """An F32 matrix from a float array [rows, cols]."""
-        data = np.ascontiguousarray(values, dtype=np.float32)
-        rows, cols = data.shape
-        return cls("F32", (rows, cols), data.view(np.uint8).reshape(rows, 4 * cols))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -326,6 +298,19 @@ def _check_limits(
         raise ValueError(f"num_blocks {num_blocks} x page_size {page_size} does not fit 32-bit slot numbers")
 
 
+def _check_matrix(name: str, tensor: QuantTensor) -> None:
+    if tensor.dtype not in BLOCKS:
+        raise ValueError(f"weight {name} is {tensor.dtype}, which has no CPU kernel; supported: {', '.join(BLOCKS)}")
+    values, block_bytes = BLOCKS[tensor.dtype]
+    rows, cols = tensor.shape
+    if cols % values:
+        raise ValueError(f"weight {name} is {tensor.dtype} with {cols} columns; its blocks need a multiple of {values}")
+    expected = (rows, cols // values * block_bytes)
+    if tensor.data.dtype != np.uint8 or tensor.data.shape != expected:
+        found = f"{tensor.data.dtype} {tensor.data.shape}"
+        raise ValueError(f"weight {name}: {tensor.dtype} data of {rows} x {cols} is uint8 {expected}, not {found}")
+
+
 def _place_weights(shape: LlamaShape, weights: Mapping[str, QuantTensor | Float32Array]) -> list[_Placed]:
     """Every weight with its place, shapes checked. Raises ValueError on a missing, unknown or misshapen one."""
     placed: list[_Placed] = []
@@ -341,8 +326,9 @@ def _place_weights(shape: LlamaShape, weights: Mapping[str, QuantTensor | Float3
             raise ValueError(f"weight {name} is missing")
         if tuple(value.shape) != expected:
             raise ValueError(f"weight {name} has shape {tuple(value.shape)}; the model needs {expected}")
-        if len(expected) == 2 and not isinstance(value, QuantTensor):
-            value = QuantTensor.from_float32(value)
+        if len(expected) == 2:
+            value = value if isinstance(value, QuantTensor) else QuantTensor.from_float32(value)
+            _check_matrix(name, value)
         elif len(expected) == 1 and isinstance(value, QuantTensor):
             raise ValueError(f"weight {name} must be a float array of {expected[0]} values, not a {value.dtype} matrix")
         placed.append(_Placed(name, layer, index, value, bias))

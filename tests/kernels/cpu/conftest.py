@@ -13,7 +13,8 @@ import pytest
 
 from dragoman_kernels.cpu.build import available
 from dragoman_kernels.cpu.gguf_weights import read_gguf
-from dragoman_kernels.cpu.llama import LlamaShape, LlamaStep, QuantTensor
+from dragoman_kernels.cpu.llama import LlamaShape, LlamaStep
+from dragoman_kernels.tensor import QuantTensor
 
 GGUF_TYPES = {name: getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "Q8_0", "Q4_1", "Q4_0")}
 

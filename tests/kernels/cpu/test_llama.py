@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dragoman_kernels.cpu.llama import LlamaShape, QuantTensor
+from dragoman_kernels.cpu.llama import LlamaShape
 from dragoman_kernels.cpu.reference import llama_reference
+from dragoman_kernels.tensor import QuantTensor
 
 Make = Callable[..., Any]
 
@@ -188,6 +190,12 @@ def test_wrong_weights_and_settings_are_refused(random_model: Make, load: Make) 
         ("layers.0.q_proj", None, "weight layers.0.q_proj is missing"),
         ("norm", np.ones(3, np.float32), r"weight norm has shape \(3,\)"),
         ("layers.1.q_proj", model.weights["norm"], "weight layers.1.q_proj is not one"),
+        (
+            "embed_tokens",
+            QuantTensor("Q4_1", (101, 64), np.zeros((101, 36), np.uint8)),
+            "weight embed_tokens: Q4_1 data",
+        ),
+        ("embed_tokens", QuantTensor("Q3_K", (101, 64), np.zeros((101, 1), np.uint8)), "Q3_K, which has no CPU kernel"),
     ]:
         weights = dict(model.weights)
         weights.pop(name, None)
@@ -198,9 +206,29 @@ def test_wrong_weights_and_settings_are_refused(random_model: Make, load: Make) 
     for option, value in [("page_size", 24), ("num_threads", 0), ("num_blocks", 1), ("activation", "int4")]:
         with pytest.raises(ValueError, match=option):
             load(model, **{option: value})
-    with pytest.raises(ValueError, match="uint8"):
-        QuantTensor("Q4_1", (2, 32), np.zeros((2, 18), np.uint8))
-    with pytest.raises(ValueError, match="no CPU kernel"):
-        QuantTensor("Q3_K", (2, 256), np.zeros((2, 110), np.uint8))
     with pytest.raises(ValueError, match="head_dim"):
         LlamaShape(1, 8, 8, 1, 1, 24, 8, 8, 1e-5, np.ones(12, np.float32))
+
+
+@pytest.mark.parametrize("march", ["", "x86-64-v3"])
+@pytest.mark.parametrize("activation", ["int8", "float32"])
+def test_other_instruction_sets(march: str, activation: str, random_model: Make, load: Make) -> None:
+    """The plain C++ and AVX2 lanes keep the same promises as the native ones."""
+    if march and platform.machine() != "x86_64":
+        pytest.skip("avx2: needs an x86-64 CPU")
+    bar = 1e-4 if activation == "float32" else 0.05
+    for dtype, embedding in [("Q4_1", "Q8_0"), ("Q8_0", "F16")]:
+        model = random_model(dtype=dtype, embedding=embedding, qk_norm=True)
+        settings = {"march": march, "activation": activation}
+        tokens = np.random.default_rng(5).integers(0, model.shape.vocab_size, 90).tolist()
+        logits, _ = llama_reference(model.shape, model.plain, np.array(tokens))
+        alone = load(model, num_threads=1, **settings)
+        assert alone.step.instruction_set.startswith("avx2" if march else "generic")
+        expected = alone.teacher_forced(0, tokens, prefill=70)
+        assert relative_error(expected, logits[69:]) < bar
+        driver = load(model, **settings)
+        driver.run([(0, tokens[:33]), (1, tokens[:5])])
+        driver.run([(1, tokens[5:7]), (0, tokens[33:80])])
+        together, _ = driver.run([(0, tokens[80:]), (1, tokens[7:80])])
+        np.testing.assert_array_equal(together[0], expected[-1])
+        np.testing.assert_array_equal(together[1], expected[10])

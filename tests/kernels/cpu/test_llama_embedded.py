@@ -80,7 +80,9 @@ def test_float32_greedy_equals_transformers(embedded_model: Any, transformers_mo
 def test_int8_agrees_with_float32(embedded_model: Any, load: Make) -> None:
     exact, rounded = load(embedded_model), load(embedded_model, activation="int8")
     text, _ = greedy(exact, CHAT_PROMPT, 150)
-    other, _ = greedy(exact, [*CHAT_PROMPT[:3], 9690, 549, 253, 2421, 618, 253, 3568, 30, 2, 198, 1, 520, 9531, 198], 160)
+    other, _ = greedy(
+        exact, [*CHAT_PROMPT[:3], 9690, 549, 253, 2421, 618, 253, 3568, 30, 2, 198, 1, 520, 9531, 198], 160
+    )
     agreed = total = 0
     for tokens in (CHAT_PROMPT + text, CHAT_PROMPT[:3] + other):
         want = exact.teacher_forced(0, tokens, prefill=8)

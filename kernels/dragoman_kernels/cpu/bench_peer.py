@@ -1,0 +1,187 @@
+"""Decode and prefill speed beside llama.cpp (through xllamacpp): same file, prompt and threads, alternated in one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dragoman_kernels.cpu.gguf_weights import read_gguf
+from dragoman_kernels.cpu.llama import Activation, LlamaStep
+
+PAGE_SIZE = 64
+PROMPT_TOKENS = 40
+DECODE_TOKENS = 64
+BATCH = 8
+PREFILL_TOKENS = 512
+PREFILL_CHUNK = 512
+REST_SECONDS = 0.1  # lets the other engine's threads stop spinning
+
+Run = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One case: tokens a second of both engines by round, and the ratio by round."""
+
+    case: str
+    ours: tuple[float, ...]
+    peer: tuple[float, ...]
+    ratios: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Median over rounds."""
+        return statistics.median(self.ratios)
+
+
+def alternate(case: str, ours: Run, peer: Run, rounds: int) -> CaseResult:
+    """Peer, ours, peer, ours, ..., peer: each round's ratio is to the mean of the peer runs on both sides of it."""
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; at least 1 is needed")
+    ours(), peer()
+    peers, own = [peer()], []
+    for _ in range(rounds):
+        own.append(ours())
+        peers.append(peer())
+    ratios = [speed / ((before + after) / 2) for speed, before, after in zip(own, peers, peers[1:], strict=False)]
+    return CaseResult(case, tuple(own), tuple(peers), tuple(ratios))
+
+
+class OurEngine:
+    """LlamaStep with the bookkeeping a scheduler would do: pages handed out in order, greedy choice of the next token."""
+
+    def __init__(
+        self, model: Path, num_threads: int, activation: Activation, march: str, cache_dir: Path | None
+    ) -> None:
+        shape, weights = read_gguf(model)
+        self.blocks_each = -(-(PREFILL_TOKENS + DECODE_TOKENS) // PAGE_SIZE)
+        self.vocab_size = shape.vocab_size
+        self.step = LlamaStep(
+            shape,
+            weights,
+            num_blocks=1 + BATCH * self.blocks_each,
+            page_size=PAGE_SIZE,
+            num_threads=num_threads,
+            activation=activation,
+            max_batch_tokens=max(PREFILL_CHUNK, BATCH * PROMPT_TOKENS),
+            max_num_seqs=BATCH,
+            march=march,
+            cache_dir=cache_dir,
+        )
+        self.tables = 1 + np.arange(BATCH * self.blocks_each, dtype=np.int32).reshape(BATCH, -1)
+
+    def forward(self, tokens: Sequence[Sequence[int]], start: int) -> npt.NDArray[np.intp]:
+        """Append equally many tokens to the first len(tokens) sequences; the greedy next token of each."""
+        num_seqs, count = len(tokens), len(tokens[0])
+        positions = np.arange(start, start + count, dtype=np.int32)
+        slots = self.tables[:num_seqs, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        logits, _ = self.step.run(
+            np.array(tokens, dtype=np.int32).ravel(),
+            np.tile(positions, num_seqs),
+            slots.ravel().astype(np.int32),
+            np.arange(0, (num_seqs + 1) * count, count, dtype=np.int32),
+            np.full(num_seqs, start + count, dtype=np.int32),
+            self.tables[:num_seqs],
+            np.arange(num_seqs, dtype=np.int32),
+            np.empty(0, dtype=np.int32),
+        )
+        chosen: npt.NDArray[np.intp] = logits.argmax(axis=-1)
+        return chosen
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> float:
+        """Tokens a second of DECODE_TOKENS steps after the prompts."""
+        time.sleep(REST_SECONDS)
+        next_tokens = self.forward(prompts, 0)
+        began = time.perf_counter()
+        for i in range(DECODE_TOKENS):
+            next_tokens = self.forward(next_tokens[:, None].tolist(), len(prompts[0]) + i)
+        return len(prompts) * DECODE_TOKENS / (time.perf_counter() - began)
+
+    def prefill(self, prompt: Sequence[int]) -> float:
+        """Tokens a second of one prompt, up to its first token."""
+        time.sleep(REST_SECONDS)
+        began = time.perf_counter()
+        for start in range(0, len(prompt), PREFILL_CHUNK):
+            self.forward([prompt[start : start + PREFILL_CHUNK]], start)
+        return len(prompt) / (time.perf_counter() - began)
+
+
+class LlamaCpp:
+    """llama.cpp's server loop in this process; speeds are the timings it reports itself."""
+
+    def __init__(self, model: Path, num_threads: int) -> None:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = str(model)
+        params.n_ctx = BATCH * (PREFILL_TOKENS + DECODE_TOKENS)
+        params.n_parallel = BATCH
+        params.n_batch = params.n_ubatch = PREFILL_CHUNK
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
+        params.warmup = True
+        params.verbosity = -1  # its log would drown the table
+        self.server: Any = xllamacpp.Server(params)
+        self.version = str(xllamacpp.__version__)
+        self.system = " ".join(str(xllamacpp.get_system_info()).split())
+
+    def _timings(self, prompt: Sequence[int], num_tokens: int) -> dict[str, float]:
+        reply = self.server.handle_completions(
+            {
+                "prompt": list(prompt),
+                "n_predict": num_tokens,
+                "temperature": 0,
+                "samplers": ["top_k"],
+                "top_k": 1,
+                "ignore_eos": True,
+                "cache_prompt": False,
+            }
+        )
+        timings: dict[str, float] = reply["timings"]
+        if timings["prompt_n"] != len(prompt) or timings["predicted_n"] != num_tokens:
+            raise RuntimeError(
+                f"llama.cpp ran {timings['prompt_n']} + {timings['predicted_n']} tokens, not {len(prompt)} + {num_tokens}"
+            )
+        return timings
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> float:
+        """Tokens a second over the prompts together: its own rate a sequence (the median) times their number."""
+        time.sleep(REST_SECONDS)
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            rates = [t["predicted_per_second"] for t in pool.map(lambda p: self._timings(p, DECODE_TOKENS), prompts)]
+        return len(prompts) * statistics.median(rates)
+
+    def prefill(self, prompt: Sequence[int]) -> float:
+        """Tokens a second of one prompt."""
+        time.sleep(REST_SECONDS)
+        return self._timings(prompt, 1)["prompt_per_second"]
+
+
+def measure(ours: OurEngine, peer: LlamaCpp, rounds: int) -> list[CaseResult]:
+    """The three cases of `cpu_peer`."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(100, ours.vocab_size, (BATCH, PROMPT_TOKENS)).tolist()
+    long = rng.integers(100, ours.vocab_size, PREFILL_TOKENS).tolist()
+    return [
+        alternate("decode-b1", lambda: ours.decode(prompts[:1]), lambda: peer.decode(prompts[:1]), rounds),
+        alternate("decode-b8", lambda: ours.decode(prompts), lambda: peer.decode(prompts), rounds),
+        alternate("prefill", lambda: ours.prefill(long), lambda: peer.prefill(long), rounds),
+    ]
+
+
+def format_table(results: Sequence[CaseResult]) -> str:
+    """One line a case: median speeds and the ratio with its range."""
+    lines = [f"{'case':<12}{'ours tok/s':>12}{'llama.cpp':>12}{'ratio':>8}   range"]
+    for r in results:
+        span = f"{min(r.ratios):.2f} .. {max(r.ratios):.2f}"
+        lines.append(
+            f"{r.case:<12}{statistics.median(r.ours):>12.1f}{statistics.median(r.peer):>12.1f}{r.ratio:>8.2f}   {span}"
+        )
+    return "\n".join(lines)
