@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 
-def _option(default: Any, help: str, *, group: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, "group": group, **metadata})
+def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
+    return {"help": help, "group": group, **metadata}
 
 
 _MODEL, _DEVICE, _NETWORK, _LIFE = "model", "device", "network", "process"
@@ -19,52 +19,87 @@ _MODEL, _DEVICE, _NETWORK, _LIFE = "model", "device", "network", "process"
 class AgentSettings:
     """Serves one model on one device: measures the device, plans from the measurement, generates over gRPC."""
 
-    model: str = _option("embedded", "a directory, a file, or a known name; `null` with --device null", group=_MODEL)
-    served_model_name: tuple[str, ...] = _option((), "names clients ask for; the first is shown", group=_MODEL)
-    dtype: str = _option("auto", "number format of the computation", group=_MODEL, choices=("auto", "float32"))
-    max_context: int | None = _option(
-        None, "longest prompt and output together; unset takes the model's own", group=_MODEL, unit="tokens", min=2
+    model: str = field(
+        default="embedded",
+        metadata=_about("a directory, a file, or a known name; `null` with --device null", group=_MODEL),
     )
-    device: str = _option("auto", "what to run on", group=_DEVICE, choices=("auto", "cpu", "null", "cuda"))
-    memory_utilization: float | None = _option(
-        None, "share of the free memory that weights and KV blocks may take", group=_DEVICE, min=0.01, max=0.99
+    served_model_name: tuple[str, ...] = field(
+        default=(), metadata=_about("names clients ask for; the first is shown", group=_MODEL)
     )
-    threads: int | None = _option(None, "CPU threads; unset lets the plan choose", group=_DEVICE, min=1, max=1024)
-    profile: Path | None = _option(None, "a measured profile to plan from instead of measuring", group=_DEVICE)
-    null_oracle: str = _option(
-        "hash", "what the null device writes: hash, echo, alphabet, or script:FILE", group=_DEVICE
+    dtype: str = field(
+        default="auto", metadata=_about("number format of the computation", group=_MODEL, choices=("auto", "float32"))
     )
-    null_speed: float = _option(
-        0.0, "the null device's step times as a multiple of its step model; 0 does not wait", group=_DEVICE, min=0.0
+    max_context: int | None = field(
+        default=None,
+        metadata=_about(
+            "longest prompt and output together; unset takes the model's own", group=_MODEL, unit="tokens", min=2
+        ),
     )
-    agent_id: str = _option("", "name of this agent in its cell; unset makes one of host and device", group=_NETWORK)
-    host: str = _option("127.0.0.1", "address to listen on", group=_NETWORK)
-    port: int = _option(50051, "gRPC port; 0 takes a free one", group=_NETWORK, min=0, max=65535)
-    metrics_port: int = _option(9471, "port of /metrics; 0 takes a free one", group=_NETWORK, min=0, max=65535)
-    advertise: str = _option("", "host:port that clients dial, when it is not the one bound", group=_NETWORK)
-    controllers: tuple[str, ...] = _option((), "controllers to register with, as host:port", group=_NETWORK)
-    open: bool = _option(False, "take requests without a ticket; loopback addresses only", group=_NETWORK)
-    announce: bool = _option(False, "print life events as JSON lines on stdout", group=_LIFE)
-    cache_dir: Path | None = _option(None, "where models, profiles and kernels are kept", group=_LIFE)
-    log_level: str = _option(
-        "info", "least severe log records shown", group=_LIFE, choices=("debug", "info", "warning", "error")
+    device: str = field(
+        default="auto", metadata=_about("what to run on", group=_DEVICE, choices=("auto", "cpu", "null", "cuda"))
     )
-    drain_notice: float = _option(
-        5.0, "on SIGTERM, time between `not ready` and refusing new requests", group=_LIFE, unit="seconds", min=0.0
+    memory_utilization: float | None = field(
+        default=None,
+        metadata=_about(
+            "share of the free memory that weights and KV blocks may take", group=_DEVICE, min=0.01, max=0.99
+        ),
     )
-    drain_timeout: float = _option(
-        180.0, "on SIGTERM, requests still running after this are ended", group=_LIFE, unit="seconds", min=0.0
+    threads: int | None = field(
+        default=None, metadata=_about("CPU threads; unset lets the plan choose", group=_DEVICE, min=1, max=1024)
+    )
+    null_oracle: str = field(
+        default="hash",
+        metadata=_about("what the null device writes: hash, echo, alphabet, or script:FILE", group=_DEVICE),
+    )
+    null_speed: float = field(
+        default=0.0,
+        metadata=_about(
+            "the null device's step times as a multiple of its step model; 0 does not wait", group=_DEVICE, min=0.0
+        ),
+    )
+    agent_id: str = field(
+        default="",
+        metadata=_about("name of this agent in its cell; unset makes one of host and device", group=_NETWORK),
+    )
+    host: str = field(default="127.0.0.1", metadata=_about("address to listen on", group=_NETWORK))
+    port: int = field(default=50051, metadata=_about("gRPC port; 0 takes a free one", group=_NETWORK, min=0, max=65535))
+    metrics_port: int = field(
+        default=9471, metadata=_about("port of /metrics; 0 takes a free one", group=_NETWORK, min=0, max=65535)
+    )
+    advertise: str = field(
+        default="", metadata=_about("host:port that clients dial, when it is not the one bound", group=_NETWORK)
+    )
+    controllers: tuple[str, ...] = field(
+        default=(), metadata=_about("controllers to register with, as host:port", group=_NETWORK)
+    )
+    open: bool = field(
+        default=False, metadata=_about("take requests without a ticket; loopback addresses only", group=_NETWORK)
+    )
+    announce: bool = field(default=False, metadata=_about("print life events as JSON lines on stdout", group=_LIFE))
+    cache_dir: Path | None = field(
+        default=None, metadata=_about("where models, profiles and kernels are kept", group=_LIFE)
+    )
+    log_level: str = field(
+        default="info",
+        metadata=_about("least severe log records shown", group=_LIFE, choices=("debug", "info", "warning", "error")),
+    )
+    drain_notice: float = field(
+        default=5.0,
+        metadata=_about(
+            "on SIGTERM, time between `not ready` and refusing new requests", group=_LIFE, unit="seconds", min=0.0
+        ),
+    )
+    drain_timeout: float = field(
+        default=180.0,
+        metadata=_about(
+            "on SIGTERM, requests still running after this are ended", group=_LIFE, unit="seconds", min=0.0
+        ),
     )
 
     @property
     def model_spec(self) -> str:
         """What to open: `--device null` alone means the null model."""
         return "null" if self.device == "null" and self.model == "embedded" else self.model
-
-    @property
-    def resolved_cache_dir(self) -> Path:
-        """The cache directory in use."""
-        return (self.cache_dir or Path("~/.cache/dragoman")).expanduser()
 
     def resolved_agent_id(self, device_kind: str) -> str:
         """The agent's id. Agents of one host and device need an id each; the controller refuses a second one."""

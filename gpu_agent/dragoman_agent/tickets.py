@@ -240,7 +240,7 @@ def _forget_old(remembered: OrderedDict[bytes, int], now: int) -> None:
 
 
 def _refusal(kind: str, message: str) -> DragomanError:
-    return DragomanError(error_pb2.ErrorReason.Value(f"ERROR_REASON_TICKET_{kind}"), message)
+    return DragomanError(getattr(error_pb2, f"ERROR_REASON_TICKET_{kind}"), message)
 
 
 def _mismatch(claim: str, message: str) -> DragomanError:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -16,10 +16,12 @@ from dragoman.v1 import error_pb2
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Any, Any], Any]
+Handler: TypeAlias = Callable[[Any, Any], Any]
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Raise DragomanError in a handler, get its status, its message and its detail in the trailing metadata.
 
     Any other exception becomes INTERNAL with an id; the traceback goes to the log under that id and nowhere else.
@@ -28,9 +30,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Any:
         """The handler of the call with its failures translated."""
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -38,7 +40,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return _wrapped(handler, handler_call_details.method)
 
 
-def _wrapped(handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
+def _wrapped(handler: MethodHandler, method: str) -> MethodHandler:
+    build: Any
+    inner: Any
     build, inner = {
         (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
         (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
@@ -46,15 +50,16 @@ def _wrapped(handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandl
         (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
     }[(handler.request_streaming, handler.response_streaming)]
     guard = _guard_generator if inspect.isasyncgenfunction(inner) else _guard_coroutine
-    return build(
+    wrapped: MethodHandler = build(
         guard(inner, method),
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
+    return wrapped
 
 
 def _guard_coroutine(inner: Handler, method: str) -> Handler:
-    async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def call(request: Any, context: Context) -> Any:
         try:
             result = inner(request, context)
             return await result if inspect.isawaitable(result) else result
@@ -67,7 +72,7 @@ def _guard_coroutine(inner: Handler, method: str) -> Handler:
 
 
 def _guard_generator(inner: Handler, method: str) -> Handler:
-    async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         # The inner generator is closed here, not when the collector finds it: its `finally` frees what the call holds.
         messages = inner(request, context)
         try:
@@ -83,7 +88,7 @@ def _guard_generator(inner: Handler, method: str) -> Handler:
     return call
 
 
-async def refuse(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
+async def refuse(context: Context, error: Exception, method: str) -> None:
     """End the call with the status of `error`. Never returns: grpc raises AbortError."""
     known = as_dragoman_error(error, method)
     await context.abort(known.grpc_code, known.message, trailing_metadata=error_metadata(known))

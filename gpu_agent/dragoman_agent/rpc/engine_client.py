@@ -38,6 +38,7 @@ from dragoman_agent.engine.messages import (
 logger = logging.getLogger(__name__)
 
 Event = Delta | Finished | Failed | Embedded
+OnEnd = Callable[[Event, int], None]  # the terminal event, and the tokens of the longest choice
 STEP_AGE_LIMIT_SECONDS = 3.0
 _CONNECT_TIMEOUT_SECONDS = 30.0
 _STDERR = 2  # our stdout carries the announced events and nothing else
@@ -68,6 +69,7 @@ class Live:
     """One request the engine holds."""
 
     sink: EventSink
+    on_end: OnEnd
     num_seqs: int
     priority: int
     max_output_tokens: int
@@ -151,13 +153,16 @@ class EngineClient:
         """Call `flush` once when the frames now at hand have been delivered: so that a step makes one message."""
         self._dirty[flush] = None
 
-    def submit(self, command: Start | StartEmbed, sink: EventSink) -> None:
-        """Hand a request to the engine. The caller has checked `is_serving` and that the id is free."""
+    def submit(self, command: Start | StartEmbed, sink: EventSink, on_end: OnEnd) -> None:
+        """Hand a request to the engine. The caller has checked `is_serving` and that the id is free.
+
+        `on_end` hears the terminal event even when the caller of the request has gone.
+        """
         if isinstance(command, Start):
             num_seqs, max_tokens = command.num_choices, command.stop.max_output_tokens
         else:
             num_seqs, max_tokens = 1, 0
-        self.live[command.request_id] = Live(sink, num_seqs, command.priority, max_tokens)
+        self.live[command.request_id] = Live(sink, on_end, num_seqs, command.priority, max_tokens)
         self.num_live_seqs += num_seqs
         self._send(command)
 
@@ -176,6 +181,14 @@ class EngineClient:
         """Let the engine send tokens below cursor `until`."""
         if request_id in self.live:
             self._send(Credit(request_id, until))
+
+    def kill(self) -> None:
+        """End the process at once, without a word to the streams."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     async def stop(self, timeout: float) -> None:
         """End the engine: each live request gets its Failed event. After `timeout` seconds the process is killed."""
@@ -252,10 +265,13 @@ class EngineClient:
             if entry is None:
                 continue
             if type(event) is Delta:
-                entry.num_emitted = event.cursor + len(event.token_ids)
+                end = event.cursor + len(event.token_ids)
+                if end > entry.num_emitted:
+                    entry.num_emitted = end
             else:
                 del live[event.request_id]
                 self.num_live_seqs -= entry.num_seqs
+                entry.on_end(event, entry.num_emitted)
             entry.sink.deliver(event)
         for listener in self._step_listeners:
             listener(step)
@@ -276,10 +292,11 @@ class EngineClient:
             return
         self._dead = True
         reason, message = self._cause_of_death()
-        for request_id, entry in list(self.live.items()):
-            entry.sink.deliver(Failed(request_id, reason, message))
-        self.live.clear()
-        self.num_live_seqs = 0
+        live, self.live, self.num_live_seqs = self.live, {}, 0
+        for request_id, entry in live.items():
+            failed = Failed(request_id, reason, message)
+            entry.on_end(failed, entry.num_emitted)
+            entry.sink.deliver(failed)
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
             for flush in dirty:

@@ -27,7 +27,7 @@ MAX_DEADLINE_SECONDS = 30 * 86400.0
 DEFAULT_CREDIT = 256
 # Tighter values overflow float32 logits; looser ones change nothing any more.
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
-_PRIORITIES = {
+_PRIORITIES: dict[int, int] = {
     admission_service_pb2.PRIORITY_INTERACTIVE: 0,
     admission_service_pb2.PRIORITY_UNSPECIFIED: 1,
     admission_service_pb2.PRIORITY_STANDARD: 1,
@@ -149,7 +149,7 @@ def build_start(
 
 
 def _or_true(options: generation_service_pb2.TextOptions, name: str) -> bool:
-    return bool(getattr(options, name)) if options.HasField(name) else True  # type: ignore[arg-type]
+    return bool(getattr(options, name)) if options.HasField(name) else True
 
 
 def _num_choices(sampling: generation_service_pb2.SamplingParameters) -> int:
@@ -170,7 +170,7 @@ def _number(
     over_low: bool = False,
 ) -> float:
     """A float field within its bounds; NaN and infinities are in none."""
-    if not message.HasField(name):  # type: ignore[arg-type]
+    if not message.HasField(name):
         return default
     value = float(getattr(message, name))
     if not math.isfinite(value) or value < low or value > high or (over_low and value == low):

@@ -1,0 +1,334 @@
+"""The life of an agent process: plan, listen, load, serve, drain, stop. One owner of the order in which this happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from typing import Any
+
+import dragoman
+from dragoman.v1 import agent_pb2, telemetry_service_pb2
+from dragoman_agent.config import AgentSettings
+from dragoman_agent.engine.config import EngineConfig
+from dragoman_agent.engine.messages import Progress, Ready, Step
+from dragoman_agent.kv_journal import KvJournal
+from dragoman_agent.metrics import AgentMetrics, MetricsServer
+from dragoman_agent.registration import AgentPart, Membership
+from dragoman_agent.rpc.acceptance import Acceptance
+from dragoman_agent.rpc.convert import duration
+from dragoman_agent.rpc.embedding import EmbeddingServicer
+from dragoman_agent.rpc.engine_client import EngineClient
+from dragoman_agent.rpc.gate import Capacity, Gate, Phase, StepClock
+from dragoman_agent.rpc.generation import GenerationServicer
+from dragoman_agent.rpc.hardware import HardwareServicer
+from dragoman_agent.rpc.kv_transfer import KvTransferServicer
+from dragoman_agent.rpc.server import AgentServer, Services, bracketed, port_problem
+from dragoman_agent.rpc.telemetry import TelemetryServicer
+from dragoman_agent.rpc.tokenizer import TokenizerServicer
+from dragoman_agent.startup import Prepared, StartupError
+from dragoman_agent.tickets import TicketVerifier
+
+logger = logging.getLogger(__name__)
+
+HEALTH_SECONDS = 0.25
+# On SIGINT: the engine ends its streams, the last messages leave, everything is gone well within 5 s.
+ENGINE_STOP_SECONDS = 2.0
+FLUSH_SECONDS = 0.5
+_STATES = {
+    Phase.LOADING: agent_pb2.AGENT_STATE_STARTING,
+    Phase.SERVING: agent_pb2.AGENT_STATE_SERVING,
+    Phase.DRAINING: agent_pb2.AGENT_STATE_DRAINING,
+    Phase.CLOSED: agent_pb2.AGENT_STATE_DRAINING,
+}
+
+
+class Agent:
+    """One agent. `run` returns the exit code."""
+
+    def __init__(self, settings: AgentSettings, prepared: Prepared) -> None:
+        self._settings = settings
+        self._model = prepared.model
+        self._pal = prepared.pal
+        plan = prepared.pal.plan
+        self.agent_id = settings.resolved_agent_id(plan.device_kind)
+        self.epoch = secrets.randbits(64) | 1
+        self._engine = EngineClient(self)
+        self._journal = KvJournal()
+        verifier = None
+        if not settings.open:
+            verifier = TicketVerifier(self.agent_id, self.epoch, prepared.model.digest, _monotonic_ms)
+        self._verifier = verifier
+        self._metrics = AgentMetrics(
+            device_kind=plan.device_kind, waiting_by_class=lambda: self._gate.waiting_by_class()
+        )
+        self._step_clock = StepClock(plan.step_model.decode_step_seconds(1, plan.max_context_tokens / 2))
+        self._gate = Gate(
+            self._engine,
+            Capacity(plan.max_num_seqs, plan.max_num_waiting),
+            verifier,
+            self._metrics,
+            self._step_clock.mean_or_predicted,
+        )
+        self._acceptance = Acceptance(self._gate, self._model, self.epoch)
+        self._generation = GenerationServicer(self._engine, self._acceptance, self._model, self.epoch)
+        self._server: AgentServer | None = None
+        self._metrics_server: MetricsServer | None = None
+        self._membership: Membership | None = None
+        self._end: asyncio.Future[int] | None = None
+        self._drain_task: asyncio.Task[None] | None = None
+        self._drain_by: float | None = None
+        self._engine.on_step(self._take_step)
+
+    async def run(self) -> int:
+        """Serve until told to stop or the engine dies; the exit code. Raises StartupError."""
+        loop = asyncio.get_running_loop()
+        self._end = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        health = asyncio.create_task(self._watch_health())
+        try:
+            await self._listen()
+            await self._engine.start(self._engine_command())
+            return await self._end
+        finally:
+            health.cancel()
+            if self._drain_task is not None:
+                self._drain_task.cancel()
+            await self._close()
+
+    async def _listen(self) -> None:
+        settings = self._settings
+        self._server = AgentServer(
+            Services(
+                generation=self._generation,
+                embedding=EmbeddingServicer(self._engine, self._gate, self._model),
+                tokenizer=TokenizerServicer(self._model),
+                hardware=HardwareServicer(self._pal.view),
+                telemetry=TelemetryServicer(self._metrics.registry, self._load_sample, self._engine),
+                kv_transfer=KvTransferServicer(),
+            )
+        )
+        await self._server.start(settings.host, settings.port)
+        try:
+            self._metrics_server = MetricsServer(self._metrics.registry, settings.host, settings.metrics_port)
+        except OSError:
+            raise StartupError(port_problem(settings.host, settings.metrics_port, "--metrics-port")) from None
+        logger.info("%s: %s; listening on %s", self.agent_id, self._pal.reason, self._grpc_address)
+        self._announce("serving", grpc=self._grpc_address, metrics=self._metrics_address, agent_id=self.agent_id)
+
+    def _engine_command(self) -> list[str]:
+        settings = self._settings
+        config = EngineConfig(
+            device=self._pal.plan.device_kind,
+            model=settings.model_spec,
+            plan=self._pal.plan,
+            cache_dir=str(settings.cache_dir or ""),
+            null_oracle=settings.null_oracle,
+            null_speed=settings.null_speed,
+            log_level=settings.log_level,
+        )
+        return [sys.executable, "-P", "-m", "dragoman_agent.engine.process", "--config", config.to_json()]
+
+    @property
+    def _grpc_address(self) -> str:
+        return f"{bracketed(self._settings.host)}:{self._server.port if self._server else 0}"
+
+    @property
+    def _metrics_address(self) -> str:
+        port = self._metrics_server.port if self._metrics_server else 0
+        return f"{bracketed(self._settings.host)}:{port}"
+
+    # What the engine says.
+
+    def engine_progress(self, progress: Progress) -> None:
+        """Loading goes on."""
+        self._announce("progress", phase=progress.phase, done=progress.done, total=progress.total, unit=progress.unit)
+
+    def engine_ready(self, ready: Ready) -> None:
+        """The first step has run: register and take requests."""
+        if self._gate.phase is Phase.LOADING:
+            self._gate.phase = Phase.SERVING
+        self._membership = Membership(self._settings.controllers, self._agent_part())
+        self._gate.on_outcome = self._membership.report
+        self._membership.start()
+        info = {**ready.info, **self._facts()}
+        logger.info("ready: %s", json.dumps(info))
+        self._announce("ready", info=info)
+
+    def engine_died(self, reason: int, message: str) -> None:
+        """Every stream has got its end. The process leaves too: a supervisor starts it anew with a new epoch."""
+        logger.error("the engine is gone, the agent stops: %s", message)
+        self._gate.phase = Phase.CLOSED
+        self._announce("fatal", message=message)
+        self._finish(1)
+
+    def _take_step(self, step: Step) -> None:
+        self._metrics.take_step(step)
+        if step.step_seconds:
+            self._step_clock.add(step.step_seconds + step.host_seconds)
+        if step.stored_hashes or step.removed_hashes:
+            self._journal.take(step.stored_hashes, step.removed_hashes)
+
+    def _facts(self) -> dict[str, Any]:
+        plan = self._pal.plan
+        return {
+            "agent_id": self.agent_id,
+            "model": self._model.name,
+            "names": list(self._model.names),
+            "device": plan.device_kind,
+            "device_name": self._pal.device_name,
+            "reason": self._pal.reason,
+            "road": plan.road,
+            "max_context_tokens": self._model.limits.max_context_tokens,
+            "kv_tokens": (plan.num_blocks - 1) * plan.page_size,
+            "max_num_seqs": plan.max_num_seqs,
+            "grpc": self._grpc_address,
+        }
+
+    # What others ask.
+
+    def _agent_part(self) -> AgentPart:
+        return AgentPart(
+            describe=self._describe,
+            epoch=self.epoch,
+            monotonic_ms=_monotonic_ms,
+            state=lambda: _STATES[self._gate.phase],
+            load=self._load,
+            set_keys=self._verifier.set_keys if self._verifier is not None else lambda source, keys: None,
+            drain=self.drain,
+            revoke=self._gate.revoke,
+            count_hint=lambda outcome: self._metrics.hints.labels(outcome).inc(),
+            journal=self._journal,
+        )
+
+    def _describe(self) -> agent_pb2.Agent:
+        plan = self._pal.plan
+        agent = agent_pb2.Agent(
+            agent_id=self.agent_id,
+            data_address=self._settings.advertise or self._grpc_address,
+            devices=self._pal.view.candidates(),
+            version=dragoman.__version__,
+            metrics_address=self._metrics_address,
+        )
+        agent.start_time.FromSeconds(int(_START_TIME))
+        for name in self._model.names:
+            agent.models.add(
+                model=name,
+                model_digest=self._model.digest,
+                max_context_tokens=self._model.limits.max_context_tokens,
+                kv_block_tokens=plan.page_size,
+                kv_block_count=plan.num_blocks - 1,
+                max_running_requests=plan.max_num_seqs,
+                max_waiting_requests=plan.max_num_waiting,
+                step_model=plan.step_model.to_proto(),
+                plan_digest=plan.digest(),
+                embeds=self._model.embeds,
+                vocabulary_size=self._model.limits.vocab_size,
+            )
+        return agent
+
+    def _load(self) -> agent_pb2.AgentLoad:
+        load = self._engine.load
+        message = agent_pb2.AgentLoad(step_seconds=self._step_clock.mean())
+        message.age.CopyFrom(duration(self._engine.step_age))
+        message.step_age.CopyFrom(duration(self._engine.step_age))
+        if load is not None:
+            message.waiting_requests = load.waiting
+            message.running_requests = load.running
+            message.free_kv_blocks = load.free_blocks
+            message.pending_prefill_tokens = load.pending_prefill_tokens
+            message.running_context_tokens = load.running_context_tokens
+            message.step_count = load.step_count
+        return message
+
+    def _load_sample(self) -> telemetry_service_pb2.AgentLoadSample:
+        return telemetry_service_pb2.AgentLoadSample(
+            agent_id=self.agent_id, state=_STATES[self._gate.phase], load=self._load()
+        )
+
+    async def _watch_health(self) -> None:
+        """Liveness and readiness follow the step age: a process that answers and does not step is not healthy."""
+        was_serving = False
+        while True:
+            await asyncio.sleep(HEALTH_SECONDS if was_serving else 0.02)
+            if self._server is None:
+                continue
+            stepping = self._engine.is_serving
+            if was_serving and not stepping:
+                logger.error("no engine step for %.1f s: not serving", self._engine.step_age)
+            was_serving = stepping
+            live = stepping or (self._engine.ready is None and not self._engine.is_dead)
+            await self._server.set_health(live=live, ready=stepping and self._gate.phase is Phase.SERVING)
+
+    # The end.
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGTERM:
+            self.drain(None)
+            return
+        if self._gate.phase is Phase.CLOSED and self._end is not None and self._end.done():
+            self._engine.kill()
+            os._exit(130)
+        logger.info("interrupted: ending all streams now")
+        self._gate.phase = Phase.CLOSED
+        self._finish(0)
+
+    def drain(self, grace_seconds: float | None) -> None:
+        """Announce the end, then refuse new requests, finish those under way, exit 0. Asking again may shorten it."""
+        limit = self._settings.drain_timeout if grace_seconds is None else grace_seconds
+        by = time.monotonic() + limit
+        self._drain_by = by if self._drain_by is None else min(self._drain_by, by)
+        if self._drain_task is None:
+            self._drain_task = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        logger.info("draining: %d requests under way", len(self._engine.live))
+        if self._gate.phase is not Phase.CLOSED:
+            self._gate.phase = Phase.DRAINING
+        if self._server is not None:
+            await self._server.set_health(live=True, ready=False)
+        notice_ends = time.monotonic() + self._settings.drain_notice
+        while time.monotonic() < min(notice_ends, self._drain_by or notice_ends):
+            await asyncio.sleep(0.02)
+        self._gate.phase = Phase.CLOSED
+        while self._engine.live and time.monotonic() < (self._drain_by or 0.0):
+            await asyncio.sleep(0.02)
+        if self._engine.live:
+            logger.warning("the drain's time is over: ending %d requests", len(self._engine.live))
+        self._finish(0)
+
+    def _finish(self, code: int) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(code)
+
+    async def _close(self) -> None:
+        """End the streams, let their last messages leave, then let go of everything."""
+        self._gate.phase = Phase.CLOSED
+        if self._server is not None:
+            await self._server.set_health(live=False, ready=False)
+        leaving = asyncio.create_task(self._membership.close()) if self._membership is not None else None
+        await self._engine.stop(ENGINE_STOP_SECONDS)
+        self._generation.finish_attaches()
+        if self._server is not None:
+            await self._server.stop(FLUSH_SECONDS)
+        if leaving is not None:
+            await leaving
+        if self._metrics_server is not None:
+            await asyncio.to_thread(self._metrics_server.close)
+
+    def _announce(self, event: str, **fields: Any) -> None:
+        if self._settings.announce:
+            print(json.dumps({"event": event, **fields}), flush=True)
+
+
+_START_TIME = time.time()
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

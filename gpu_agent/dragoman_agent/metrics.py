@@ -1,0 +1,133 @@
+"""The agent's metrics: one registry, fed by the engine's frames and by the requests' ends. Names: docs, control plane."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+
+import dragoman
+from dragoman.errors import reason_name
+from dragoman_agent.engine.messages import Failed, Finished, Load, Step
+
+# Buckets of the OpenTelemetry semantic conventions for generative AI, in seconds.
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_HOST_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
+CLASSES = ("interactive", "standard", "batch")
+
+
+class AgentMetrics:
+    """Every metric of one agent. Written on the event loop only."""
+
+    def __init__(self, *, device_kind: str, waiting_by_class: Callable[[], tuple[int, int, int]]) -> None:
+        """`waiting_by_class`: requests without a first token now, interactive, standard and batch."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._last_preemptions = 0
+        registry = self.registry
+        self.requests = Counter("dragoman_requests", "Requests that ended, by outcome.", ["outcome"], registry=registry)
+        self._running = Gauge("dragoman_requests_running", "Sequences in the running batch.", registry=registry)
+        waiting = Gauge("dragoman_requests_waiting", "Requests that wait, by class.", ["class"], registry=registry)
+        for index, name in enumerate(CLASSES):
+            waiting.labels(name).set_function(lambda index=index: waiting_by_class()[index])  # type: ignore[misc]
+        self._queue = _histogram("queue_seconds", "Acceptance to first computation.", _QUEUE_BUCKETS, registry)
+        self._ttft = _histogram("time_to_first_token_seconds", "Acceptance to first token.", TTFT_BUCKETS, registry)
+        self._tpot = _histogram("time_per_output_token_seconds", "Mean gap of a request.", TPOT_BUCKETS, registry)
+        self._prompt_tokens = Counter("dragoman_prompt_tokens", "Prompt tokens of ended requests.", registry=registry)
+        self._cached_tokens = Counter(
+            "dragoman_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", registry=registry
+        )
+        self._output_tokens = Counter("dragoman_output_tokens", "Tokens generated.", registry=registry)
+        self._kv_blocks = Gauge("dragoman_kv_blocks", "KV blocks by state.", ["state"], registry=registry)
+        self._kv_releases = Counter(
+            "dragoman_kv_releases",
+            "Times a request's KV blocks were released, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self._preemptions = Counter("dragoman_preemptions", "Sequences preempted.", registry=registry)
+        self._step = _histogram("engine_step_seconds", "Device time of a step.", _STEP_BUCKETS, registry)
+        self._host_step = _histogram("engine_host_step_seconds", "Host work around a step.", _HOST_BUCKETS, registry)
+        self.tickets = Counter("dragoman_tickets", "Tickets shown, by result.", ["result"], registry=registry)
+        self.resumes = Counter("dragoman_resumes", "Streams to continue, by result.", ["result"], registry=registry)
+        self.hints = Counter("dragoman_hints", "Prefetch hints, by outcome.", ["outcome"], registry=registry)
+        build = Gauge(
+            "dragoman_build_info", "Version of this process.", ["version", "python", "device"], registry=registry
+        )
+        build.labels(dragoman.__version__, platform.python_version(), device_kind).set(1)
+
+    def take_step(self, step: Step) -> None:
+        """A step frame or an idle tick."""
+        load = step.load
+        self._running.set(load.running)
+        self._set_blocks(load)
+        if load.preemptions > self._last_preemptions:
+            preempted = load.preemptions - self._last_preemptions
+            self._preemptions.inc(preempted)
+            self._kv_releases.labels("preempted").inc(preempted)
+        self._last_preemptions = load.preemptions
+        if load.decode_tokens or load.prefill_tokens:
+            self._step.observe(step.step_seconds)
+            self._host_step.observe(step.host_seconds)
+        if load.decode_tokens:
+            self._output_tokens.inc(load.decode_tokens)
+
+    def _set_blocks(self, load: Load) -> None:
+        self._kv_blocks.labels("free").set(load.free_blocks)
+        self._kv_blocks.labels("cached").set(load.cached_blocks)
+        self._kv_blocks.labels("total").set(load.total_blocks)
+
+    def request_finished(self, event: Finished, *, longest_choice_tokens: int) -> None:
+        """An accepted request came to its end or was cancelled."""
+        outcome = "cancelled" if event.cancelled else "finished"
+        self.requests.labels(outcome).inc()
+        self._kv_releases.labels(outcome).inc()
+        self._prompt_tokens.inc(event.prompt_tokens)
+        self._cached_tokens.inc(event.cached_tokens)
+        if event.cancelled:
+            return
+        self._queue.observe(event.queue_seconds)
+        if event.output_tokens:
+            self._ttft.observe(event.first_token_seconds)
+        if longest_choice_tokens > 1:
+            self._tpot.observe((event.total_seconds - event.first_token_seconds) / (longest_choice_tokens - 1))
+
+    def request_failed(self, event: Failed) -> None:
+        """An accepted request failed."""
+        self.requests.labels(reason_name(event.reason)).inc()  # type: ignore[arg-type]
+        self._kv_releases.labels("failed").inc()
+        self._prompt_tokens.inc(event.prompt_tokens)
+        self._cached_tokens.inc(event.cached_tokens)
+
+    def embedding_finished(self, prompt_tokens: int) -> None:
+        """One input was embedded."""
+        self.requests.labels("finished").inc()
+        self._kv_releases.labels("finished").inc()
+        self._prompt_tokens.inc(prompt_tokens)
+
+
+class MetricsServer:
+    """/metrics over HTTP, on a thread of its own so that a slow scraper never holds the event loop."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        """Bind and serve. Raises OSError when the port cannot be taken."""
+        server, thread = start_http_server(port, host, registry)
+        self._server: WSGIServer = server
+        self._thread: threading.Thread = thread
+        self.port: int = server.server_port
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)
+
+
+def _histogram(name: str, help: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
+    return Histogram(f"dragoman_{name}", help, buckets=buckets, registry=registry)

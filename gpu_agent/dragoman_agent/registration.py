@@ -1,0 +1,255 @@
+"""Membership at the controllers: registers, beats, reports, obeys commands. Streams never depend on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import duration_pb2
+
+from dragoman.channel import channel_options
+from dragoman.errors import DragomanError, from_rpc_error
+from dragoman.v1 import agent_pb2, agent_registry_service_pb2, agent_registry_service_pb2_grpc, error_pb2
+from dragoman_agent.kv_journal import KvFeed, KvJournal
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_SECONDS = 5.0
+DEREGISTER_TIMEOUT_SECONDS = 1.0
+DEFAULT_BEAT_SECONDS = 0.2
+FIRST_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 5.0
+MAX_OUTCOMES_A_BEAT = 512
+_COMMANDS_REMEMBERED = 1024
+_KV_INTERVAL_SECONDS = 0.05
+_INVALID_ARGUMENT = 3
+_UNIMPLEMENTED = 12
+
+Stub = agent_registry_service_pb2_grpc.AgentRegistryServiceStub
+Outcomes = deque[agent_registry_service_pb2.RequestOutcome]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPart:
+    """What the links need of the agent."""
+
+    describe: Callable[[], agent_pb2.Agent]
+    epoch: int
+    monotonic_ms: Callable[[], int]
+    state: Callable[[], agent_pb2.AgentState]
+    load: Callable[[], agent_pb2.AgentLoad]
+    set_keys: Callable[[str, dict[int, bytes]], None]
+    drain: Callable[[float | None], None]
+    revoke: Callable[[bytes], bool]
+    count_hint: Callable[[str], None]
+    journal: KvJournal
+
+
+class ControllerLink:
+    """The membership at one controller. Runs until closed; a controller that is away is tried again and again."""
+
+    def __init__(self, address: str, part: AgentPart, rng: random.Random | None = None) -> None:
+        self.address = address
+        self.outcomes: Outcomes = deque(maxlen=4096)
+        self.is_registered = False
+        self._part = part
+        self._rng = rng or random.Random()
+        self._lease_id = ""
+        self._beat_seconds = DEFAULT_BEAT_SECONDS
+        self._results: deque[agent_registry_service_pb2.CommandResult] = deque()
+        self._answered: OrderedDict[str, agent_registry_service_pb2.CommandResult] = OrderedDict()
+        self._kv_feed = KvFeed(part.journal)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to dial."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Leave the controller: one last beat is not needed, DeregisterAgent ends the membership at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._kv_feed.close()
+        if not self.is_registered:
+            return
+        try:
+            async with grpc.aio.insecure_channel(self.address, options=channel_options()) as channel:
+                await _stub(channel).DeregisterAgent(
+                    agent_registry_service_pb2.DeregisterAgentRequest(lease_id=self._lease_id),
+                    timeout=DEREGISTER_TIMEOUT_SECONDS,
+                )
+        except grpc.RpcError as error:
+            logger.info("could not deregister at %s: %s", self.address, from_rpc_error(error).message)
+
+    async def _run(self) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        last_problem = ""
+        while True:
+            try:
+                async with grpc.aio.insecure_channel(self.address, options=channel_options()) as channel:
+                    stub = _stub(channel)
+                    await self._register(stub)
+                    backoff, last_problem = FIRST_BACKOFF_SECONDS, ""
+                    await self._stay(stub)
+            except grpc.RpcError as error:
+                problem = from_rpc_error(error)
+            except DragomanError as error:
+                problem = error
+            else:
+                problem = DragomanError(error_pb2.ERROR_REASON_LEASE_EXPIRED, "the controller ended the heartbeat")
+            if self.is_registered or problem.message != last_problem:
+                logger.warning("controller %s: %s; trying again", self.address, problem.message)
+            last_problem = problem.message
+            self.is_registered = False
+            # Full jitter: after a controller restart a thousand agents must not come back in one instant.
+            await asyncio.sleep(self._rng.uniform(0.02, backoff))
+            backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
+
+    async def _register(self, stub: Any) -> None:
+        response = await stub.RegisterAgent(
+            agent_registry_service_pb2.RegisterAgentRequest(
+                agent=self._part.describe(), epoch=self._part.epoch, agent_monotonic_ms=self._part.monotonic_ms()
+            ),
+            timeout=CALL_TIMEOUT_SECONDS,
+        )
+        keys = {entry.key_id: entry.key for entry in response.previous_keys}
+        keys[response.key_id] = response.ticket_key
+        self._take_keys(keys)
+        self._lease_id = response.lease_id
+        interval = response.heartbeat_interval.ToTimedelta().total_seconds()
+        self._beat_seconds = min(max(interval, 0.02), 5.0) if interval else DEFAULT_BEAT_SECONDS
+        self.is_registered = True
+        logger.info("registered at controller %s with lease %s", self.address, self._lease_id)
+
+    def _take_keys(self, keys: dict[int, bytes]) -> None:
+        try:
+            self._part.set_keys(self.address, keys)
+        except ValueError as error:
+            raise DragomanError(error_pb2.ERROR_REASON_INTERNAL, f"the controller sent bad keys: {error}") from None
+
+    async def _stay(self, stub: Any) -> None:
+        """Beat and publish until one of the streams ends; its error is raised."""
+        tasks = [asyncio.create_task(self._heartbeat(stub)), asyncio.create_task(self._publish(stub))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _heartbeat(self, stub: Any) -> None:
+        async for response in stub.Heartbeat(self._beats()):
+            for command in response.commands:
+                self._obey(command)
+
+    async def _beats(self) -> AsyncIterator[agent_registry_service_pb2.HeartbeatRequest]:
+        while True:
+            yield self._beat()
+            await asyncio.sleep(self._beat_seconds)
+
+    def _beat(self) -> agent_registry_service_pb2.HeartbeatRequest:
+        outcomes = [self.outcomes.popleft() for _ in range(min(len(self.outcomes), MAX_OUTCOMES_A_BEAT))]
+        results = [self._results.popleft() for _ in range(len(self._results))]
+        return agent_registry_service_pb2.HeartbeatRequest(
+            lease_id=self._lease_id,
+            epoch=self._part.epoch,
+            state=self._part.state(),
+            load=self._part.load(),
+            command_results=results,
+            agent_monotonic_ms=self._part.monotonic_ms(),
+            outcomes=outcomes,
+        )
+
+    def _obey(self, command: agent_registry_service_pb2.Command) -> None:
+        """Commands come at least once: one that was obeyed before is only answered again."""
+        result = self._answered.get(command.command_id)
+        if result is None:
+            result = self._carry_out(command)
+            self._answered[command.command_id] = result
+            if len(self._answered) > _COMMANDS_REMEMBERED:
+                self._answered.popitem(last=False)
+        self._results.append(result)
+
+    def _carry_out(self, command: agent_registry_service_pb2.Command) -> agent_registry_service_pb2.CommandResult:
+        result = agent_registry_service_pb2.CommandResult(command_id=command.command_id)
+        match command.WhichOneof("action"):
+            case "drain":
+                self._part.drain(_grace_of(command.drain))
+                result.message = "draining"
+            case "revoke_request":
+                stopped = self._part.revoke(command.revoke_request.jti)
+                result.message = "stopped" if stopped else "no request runs with this ticket; it is refused from now on"
+            case "rotate_keys":
+                try:
+                    self._take_keys({entry.key_id: entry.key for entry in command.rotate_keys.keys})
+                except DragomanError as error:
+                    result.code, result.message = _INVALID_ARGUMENT, error.message
+            case "prefetch_prefix":
+                result.hint_outcome = agent_registry_service_pb2.HINT_OUTCOME_REFUSED
+                result.message = "this agent keeps KV blocks on its device only; there is nothing to fetch them from"
+                self._part.count_hint("refused")
+            case _:
+                result.code, result.message = _UNIMPLEMENTED, "this agent does not know the command; update it"
+        return result
+
+    async def _publish(self, stub: Any) -> None:
+        call = stub.PublishKvEvents()
+        reader = asyncio.create_task(self._read_kv_wishes(call))
+        self._kv_feed.want_snapshot()
+        try:
+            while not reader.done():
+                message = self._kv_feed.next_message(self._lease_id, self._part.epoch)
+                if message is not None:
+                    await call.write(message)
+                await asyncio.sleep(_KV_INTERVAL_SECONDS)
+            await reader
+        finally:
+            reader.cancel()
+            call.cancel()
+
+    async def _read_kv_wishes(self, call: Any) -> None:
+        async for response in call:
+            if response.snapshot_wanted:
+                self._kv_feed.want_snapshot()
+
+
+class Membership:
+    """The links to all controllers of the cell."""
+
+    def __init__(self, addresses: tuple[str, ...], part: AgentPart) -> None:
+        self._links = [ControllerLink(address, part) for address in addresses]
+
+    def start(self) -> None:
+        """Dial all."""
+        for link in self._links:
+            link.start()
+
+    def report(self, outcome: agent_registry_service_pb2.RequestOutcome) -> None:
+        """Tell every controller; the one that minted the ticket knows it."""
+        for link in self._links:
+            link.outcomes.append(outcome)
+
+    async def close(self) -> None:
+        """Leave all."""
+        awaitables: list[Awaitable[None]] = [link.close() for link in self._links]
+        await asyncio.gather(*awaitables)
+
+
+def _stub(channel: grpc.aio.Channel) -> Any:
+    return Stub(channel)
+
+
+def _grace_of(drain: agent_registry_service_pb2.Drain) -> float | None:
+    if not drain.HasField("grace_period"):
+        return None
+    period: duration_pb2.Duration = drain.grace_period
+    return max(period.seconds + period.nanos / 1e9, 0.0)

@@ -1,0 +1,93 @@
+"""HardwareService: what was measured, what was planned from it, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from google.protobuf import duration_pb2
+
+from dragoman.serving import Context
+from dragoman.v1 import hardware_pb2, hardware_service_pb2, hardware_service_pb2_grpc
+from dragoman_agent.rpc.validate import seconds_of
+
+DEFAULT_INTERVAL_SECONDS = 1.0
+MIN_INTERVAL_SECONDS = 0.02
+MAX_INTERVAL_SECONDS = 3600.0
+
+
+class HardwareSource(Protocol):
+    """The hardware layer's view, see `pal.view.HardwareView`."""
+
+    def profile(self) -> hardware_pb2.HardwareProfile:
+        """The profile in force."""
+
+    def candidates(self) -> list[hardware_pb2.DeviceCandidate]:
+        """Every device that was looked at."""
+
+    def plan(self) -> hardware_pb2.Plan:
+        """The plan in force."""
+
+    def decisions(self) -> list[hardware_pb2.Decision]:
+        """The decisions held."""
+
+    def watch_decisions(self) -> AsyncIterator[hardware_pb2.Decision]:
+        """The decisions held, then each new one."""
+
+    async def live_limits(self) -> hardware_pb2.LiveLimits:
+        """A fresh sample."""
+
+
+class HardwareServicer(hardware_service_pb2_grpc.HardwareServiceServicer):
+    """Translates the hardware layer's view."""
+
+    def __init__(self, view: HardwareSource) -> None:
+        self._view = view
+
+    async def GetHardware(
+        self, request: hardware_service_pb2.GetHardwareRequest, context: Context
+    ) -> hardware_service_pb2.GetHardwareResponse:
+        """The profile and the candidates."""
+        return hardware_service_pb2.GetHardwareResponse(
+            profile=self._view.profile(), candidates=self._view.candidates()
+        )
+
+    async def WatchHardware(
+        self, request: hardware_service_pb2.WatchHardwareRequest, context: Context
+    ) -> AsyncIterator[hardware_service_pb2.WatchHardwareResponse]:
+        """The live limits at once, then at each interval."""
+        interval = interval_of(request, DEFAULT_INTERVAL_SECONDS)
+        while True:
+            yield hardware_service_pb2.WatchHardwareResponse(limits=await self._view.live_limits())
+            await asyncio.sleep(interval)
+
+    async def GetPlan(
+        self, request: hardware_service_pb2.GetPlanRequest, context: Context
+    ) -> hardware_service_pb2.GetPlanResponse:
+        """The plan and the decisions that made it."""
+        return hardware_service_pb2.GetPlanResponse(plan=self._view.plan(), decisions=self._view.decisions())
+
+    async def WatchDecisions(
+        self, request: hardware_service_pb2.WatchDecisionsRequest, context: Context
+    ) -> AsyncIterator[hardware_service_pb2.WatchDecisionsResponse]:
+        """The decisions held, then each new one."""
+        async for decision in self._view.watch_decisions():
+            if request.subject in ("", decision.subject):
+                yield hardware_service_pb2.WatchDecisionsResponse(decision=decision)
+
+
+class _HasInterval(Protocol):
+    @property
+    def interval(self) -> duration_pb2.Duration:
+        """Time between messages."""
+
+    def HasField(self, name: str) -> bool:
+        """Whether a field is set."""
+
+
+def interval_of(request: _HasInterval, default: float) -> float:
+    """Seconds between two messages of a watch, not under 20 ms. Raises DragomanError for one that is not a duration."""
+    if not request.HasField("interval"):
+        return default
+    return max(seconds_of(request.interval, "interval", maximum=MAX_INTERVAL_SECONDS), MIN_INTERVAL_SECONDS)

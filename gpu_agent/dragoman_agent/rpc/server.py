@@ -1,0 +1,132 @@
+"""The agent's gRPC server: every service, health by name, reflection, and a port that is really ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from dragoman.channel import server_options
+from dragoman.serving import ErrorInterceptor
+from dragoman.v1 import (
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    hardware_service_pb2,
+    hardware_service_pb2_grpc,
+    kv_transfer_service_pb2,
+    kv_transfer_service_pb2_grpc,
+    telemetry_service_pb2,
+    telemetry_service_pb2_grpc,
+    tokenizer_service_pb2,
+    tokenizer_service_pb2_grpc,
+)
+from dragoman_agent.startup import StartupError
+
+LIVENESS, READINESS = "liveness", "readiness"
+_GENERATION = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+_EMBEDDING = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name
+_ALWAYS = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (tokenizer_service_pb2, "TokenizerService"),
+        (hardware_service_pb2, "HardwareService"),
+        (telemetry_service_pb2, "TelemetryService"),
+    )
+)
+_NEVER = (kv_transfer_service_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,)
+# Names whose health follows readiness: they need the engine. "" is the whole server.
+READY_NAMES = ("", READINESS, _GENERATION, _EMBEDDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The servicers of one agent."""
+
+    generation: generation_service_pb2_grpc.GenerationServiceServicer
+    embedding: embedding_service_pb2_grpc.EmbeddingServiceServicer
+    tokenizer: tokenizer_service_pb2_grpc.TokenizerServiceServicer
+    hardware: hardware_service_pb2_grpc.HardwareServiceServicer
+    telemetry: telemetry_service_pb2_grpc.TelemetryServiceServicer
+    kv_transfer: kv_transfer_service_pb2_grpc.KvTransferServiceServicer
+
+
+class AgentServer:
+    """The listening server and its health."""
+
+    def __init__(self, services: Services) -> None:
+        self._server = grpc.aio.server(options=server_options(), interceptors=[ErrorInterceptor()])
+        self._health = health_aio.HealthServicer()
+        self._ready: bool | None = None
+        self._live: bool | None = None
+        self.port = 0
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(services.generation, self._server)
+        embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(services.embedding, self._server)
+        tokenizer_service_pb2_grpc.add_TokenizerServiceServicer_to_server(services.tokenizer, self._server)
+        hardware_service_pb2_grpc.add_HardwareServiceServicer_to_server(services.hardware, self._server)
+        telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server(services.telemetry, self._server)
+        kv_transfer_service_pb2_grpc.add_KvTransferServiceServicer_to_server(services.kv_transfer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (_GENERATION, _EMBEDDING, *_ALWAYS, *_NEVER, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
+
+    async def start(self, host: str, port: int) -> None:
+        """Bind and listen; `port` 0 takes a free one, `self.port` says which. Raises StartupError."""
+        try:
+            self.port = self._server.add_insecure_port(f"{bracketed(host)}:{port}")
+        except RuntimeError:
+            raise StartupError(port_problem(host, port, "--port")) from None
+        for name in _ALWAYS:
+            await self._set(name, True)
+        for name in _NEVER:
+            await self._set(name, False)
+        await self.set_health(live=True, ready=False)
+        await self._server.start()
+
+    async def set_health(self, *, live: bool, ready: bool) -> None:
+        """Publish the health of every name that follows the engine."""
+        if live != self._live:
+            self._live = live
+            await self._set(LIVENESS, live)
+        if ready != self._ready:
+            self._ready = ready
+            for name in READY_NAMES:
+                await self._set(name, ready)
+
+    async def stop(self, grace: float) -> None:
+        """Take no new calls; after `grace` seconds cancel those still open."""
+        await self._server.stop(grace)
+
+    async def _set(self, name: str, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(name, status)
+
+
+def bracketed(host: str) -> str:
+    """`host` as it stands before a port: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def port_problem(host: str, port: int, flag: str) -> str:
+    """Why a port cannot be bound, in one line that names the process that holds it where the system tells."""
+    holder = _holder_of(port)
+    if holder:
+        return f"port {port} is in use by {holder}; stop it or choose another port with {flag}"
+    return f"cannot listen on {host}:{port}: it is in use or the address is not of this machine; choose another with {flag}"
+
+
+def _holder_of(port: int) -> str:
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+                if connection.pid is None:
+                    return "a process of another user"
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        return ""
+    return ""

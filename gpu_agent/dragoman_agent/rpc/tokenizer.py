@@ -1,0 +1,102 @@
+"""TokenizerService: text to tokens and back, chat templates, and the tokenizer itself. Needs no ticket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from dragoman.serving import Context
+from dragoman.v1 import tokenizer_service_pb2, tokenizer_service_pb2_grpc, tokens_pb2
+from dragoman_agent.rpc.served_model import ServedModel
+from dragoman_agent.rpc.validate import invalid
+from dragoman_text import TemplateError
+
+FILE_NAME = "tokenizer-files.json"
+CHUNK_BYTES = 256 << 10
+MAX_NUM_MESSAGES = 4096
+
+
+class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
+    """Long work runs in threads: the tokenizer library and the bounded template sandbox are safe there."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def Tokenize(
+        self, request: tokenizer_service_pb2.TokenizeRequest, context: Context
+    ) -> tokenizer_service_pb2.TokenizeResponse:
+        """Ids and the bytes each stands for; an empty text gives what the tokenizer adds by itself."""
+        self._model.check_name(request.model)
+        return await asyncio.to_thread(self._tokenize, request)
+
+    async def Detokenize(
+        self, request: tokenizer_service_pb2.DetokenizeRequest, context: Context
+    ) -> tokenizer_service_pb2.DetokenizeResponse:
+        """Text of ids; bytes that form no character appear as U+FFFD."""
+        self._model.check_name(request.model)
+        ids = list(request.token_ids.ids)
+        self._model.check_token_ids(ids, "token_ids.ids")
+        text = await asyncio.to_thread(
+            self._model.tokenizer.decode, ids, skip_special_tokens=request.skip_special_tokens
+        )
+        return tokenizer_service_pb2.DetokenizeResponse(text=text)
+
+    async def ApplyTemplate(
+        self, request: tokenizer_service_pb2.ApplyTemplateRequest, context: Context
+    ) -> tokenizer_service_pb2.ApplyTemplateResponse:
+        """The conversation as text and as ids; control tokens spelled in messages stay text in the ids."""
+        self._model.check_name(request.model)
+        if not request.messages:
+            invalid("messages", "is empty; send at least one message")
+        if len(request.messages) > MAX_NUM_MESSAGES:
+            invalid("messages", f"has {len(request.messages)} entries, at most {MAX_NUM_MESSAGES} are allowed")
+        return await asyncio.to_thread(self._apply, request)
+
+    async def GetTokenizer(
+        self, request: tokenizer_service_pb2.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[tokenizer_service_pb2.GetTokenizerResponse]:
+        """The header, then the tokenizer's files as one JSON file in chunks; the header alone when the caller holds it."""
+        self._model.check_name(request.model)
+        header = self._model.header()
+        yield tokenizer_service_pb2.GetTokenizerResponse(header=header)
+        if request.known_digest == header.digest:
+            return
+        for chunk in self._model.files.to_chunks(CHUNK_BYTES):
+            yield tokenizer_service_pb2.GetTokenizerResponse(
+                chunk=tokenizer_service_pb2.TokenizerChunk(file_name=FILE_NAME, data=chunk)
+            )
+
+    def _tokenize(self, request: tokenizer_service_pb2.TokenizeRequest) -> tokenizer_service_pb2.TokenizeResponse:
+        try:
+            ids = self._model.tokenizer.encode(
+                request.text,
+                add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
+                parse_special=not request.HasField("parse_special_tokens") or request.parse_special_tokens,
+            )
+        except ValueError as error:
+            invalid("text", str(error))
+        return tokenizer_service_pb2.TokenizeResponse(
+            token_ids=tokens_pb2.TokenIds(ids=ids), pieces=[self._model.token_bytes(token_id) for token_id in ids]
+        )
+
+    def _apply(
+        self, request: tokenizer_service_pb2.ApplyTemplateRequest
+    ) -> tokenizer_service_pb2.ApplyTemplateResponse:
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+        ending = not request.HasField("add_generation_prompt") or request.add_generation_prompt
+        try:
+            template = self._model.template
+            text = template.render(
+                messages, add_generation_prompt=ending, continue_final_message=request.continue_final_message
+            )
+            ids = template.encode(
+                self._model.tokenizer,
+                messages,
+                add_generation_prompt=ending,
+                continue_final_message=request.continue_final_message,
+            )
+        except TemplateError as error:
+            invalid("messages", str(error))
+        except ValueError as error:
+            invalid("messages", str(error))
+        return tokenizer_service_pb2.ApplyTemplateResponse(text=text, token_ids=tokens_pb2.TokenIds(ids=ids))
