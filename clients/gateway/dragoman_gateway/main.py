@@ -1,0 +1,41 @@
+"""The command dragoman-gateway."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import uvloop
+
+from dragoman_cli.config import parse
+from dragoman_gateway.config import GatewaySettings
+from dragoman_gateway.server import StartError, bind, read_keys, serve
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the gateway. Exits 2 with one line when the settings cannot be used."""
+    settings = parse(GatewaySettings, "dragoman-gateway", argv)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        keys = read_keys(settings)
+        listener = bind(settings.host, settings.port)
+    except StartError as error:
+        sys.exit(_refuse(str(error)))
+    if settings.host not in _LOOPBACK and not keys:
+        logging.getLogger(__name__).warning("listening on %s without --api-key: anyone there may use it", settings.host)
+    uvloop.run(serve(settings, listener, keys))
+
+
+def _refuse(message: str) -> int:
+    sys.stderr.write(f"dragoman-gateway: {message}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    main()

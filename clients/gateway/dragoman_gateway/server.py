@@ -1,0 +1,149 @@
+"""The gateway process: its socket, its loop, its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+
+import uvicorn
+from uvicorn.config import Config
+
+from dragoman_gateway.app import GatewayApp
+from dragoman_gateway.backend import Backend
+from dragoman_gateway.config import GatewaySettings
+from dragoman_gateway.protocol import GatewayProtocol
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 3
+_BACKLOG = 4096
+
+
+class StartError(Exception):
+    """The gateway cannot start. One line: what, why, what to do."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, that says when it serves."""
+
+    def __init__(self, config: Config, on_serving: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_serving = on_serving
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_serving()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def read_keys(settings: GatewaySettings) -> frozenset[bytes]:
+    """The accepted keys; none means that no key is asked for. Raises StartError for a file that cannot be used."""
+    keys = {settings.api_key.encode()} if settings.api_key else set()
+    if settings.api_key_file is not None:
+        try:
+            lines = settings.api_key_file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartError(f"--api-key-file {settings.api_key_file} cannot be read: {error}") from None
+        from_file = {line.strip().encode() for line in lines if line.strip()}
+        if not from_file:
+            raise StartError(f"--api-key-file {settings.api_key_file} holds no key; write one a line")
+        keys |= from_file
+    return frozenset(keys)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises StartError when the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise StartError(f"--host {host} cannot be used: {error.strerror or error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses the port, or choose another --port"
+        ) from None
+    return listener
+
+
+async def serve(settings: GatewaySettings, listener: socket.socket, keys: frozenset[bytes]) -> None:
+    """Serve until SIGTERM (finish, then stop) or SIGINT (stop now, each stream with its end; a second one at once)."""
+    GatewayProtocol.header_timeout_seconds = settings.header_timeout_seconds
+    backend = Backend(settings)
+    config = Config(
+        GatewayApp(backend, keys),
+        http=GatewayProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    server = _Server(config, lambda: _announce(settings, listener))
+    stop = _Stop(server, backend, settings.drain_timeout_seconds)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.now)
+    loop.add_signal_handler(signal.SIGTERM, stop.gently)
+    backend.start()
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await backend.close()
+
+
+class _Stop:
+    """What the signals do."""
+
+    def __init__(self, server: uvicorn.Server, backend: Backend, drain_seconds: float) -> None:
+        self._server = server
+        self._backend = backend
+        self._drain_seconds = drain_seconds
+        self._draining: asyncio.Task[None] | None = None
+
+    def now(self) -> None:
+        """SIGINT."""
+        if self._server.should_exit:
+            self._server.force_exit = True
+            return
+        logger.info("stopping: running streams end with an error event")
+        self._backend.stop_now()
+        self._server.should_exit = True
+
+    def gently(self) -> None:
+        """SIGTERM."""
+        if self._draining is None:
+            logger.info("draining: %d requests under way", self._backend.num_jobs)
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        await self._backend.drain(self._drain_seconds)
+        self._server.should_exit = True
+
+
+def _announce(settings: GatewaySettings, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    logger.info("serving http://%s, controller %s", address, settings.controller)
+    if settings.announce:
+        sys.stdout.write(json.dumps({"event": "serving", "http": address}) + "\n")
+        sys.stdout.flush()
