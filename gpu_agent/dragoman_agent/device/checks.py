@@ -37,8 +37,12 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan) -> None:
     if len(short):
         raise ValueError(f"context_lens[{short[0]}] is shorter than the sequence's query tokens")
     used = -(-batch.context_lens // plan.page_size)
-    for i in range(num_seqs):
-        _in_range(f"block_tables[{i}]", batch.block_tables[i, : used[i]], 1, plan.num_blocks)
+    tables = batch.block_tables[:, : int(used.max())]
+    is_used = np.arange(tables.shape[1]) < used[:, None]
+    wrong = np.argwhere(((tables < 1) | (tables >= plan.num_blocks)) & is_used)
+    if len(wrong):
+        i, at = wrong[0].tolist()
+        raise ValueError(f"block_tables[{i}][{at}] is {tables[i, at]}; 1 to {plan.num_blocks - 1} are possible")
 
 
 def _in_range(name: str, values: Int32Array, low: int, high: int) -> None:

@@ -35,7 +35,7 @@ class BatchBuilder:
         max_num_blocks = -(-plan.max_context_tokens // plan.page_size)
         self._page_size = plan.page_size
         self._tables = np.zeros((num_rows, max_num_blocks), dtype=np.int32)
-        self._num_blocks = [0] * num_rows  # of each table, as far as it is copied
+        self._num_blocks = [0] * num_rows  # of each table; 0 beyond them
         self._prompt_lens = np.zeros(num_rows, dtype=np.int32)
         self._temperatures = np.zeros(num_rows, dtype=np.float32)
         self._top_ks = np.zeros(num_rows, dtype=np.int32)
@@ -53,13 +53,14 @@ class BatchBuilder:
         sequences = plan.decodes + [sequence for sequence, _ in plan.prefills]
         num_decodes = len(plan.decodes)
         rows = np.array([s.row for s in sequences], dtype=np.intp)
-        self._sync_tables(plan.decodes)
+        for sequence in plan.grown:
+            self._grow_row(sequence)
         counts = np.ones(len(sequences), dtype=np.int32)
         counts[num_decodes:] = [count for _, count in plan.prefills]
         query_starts = np.zeros(len(sequences) + 1, dtype=np.int32)
         np.cumsum(counts, out=query_starts[1:])
         context_lens = np.array([s.num_computed for s in sequences], dtype=np.int32) + counts
-        tables = self._gather_tables(rows, int(context_lens.max()))
+        tables = self._tables[rows, : -(-int(context_lens.max()) // self._page_size)]
         positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts, num_decodes)
         token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
         token_ids[:num_decodes] = [s.token_ids[-1] for s in plan.decodes]
@@ -67,8 +68,10 @@ class BatchBuilder:
             start = sequence.num_computed
             token_ids[query_starts[index] : query_starts[index + 1]] = sequence.token_ids[start : start + count]
         sampled, pooled = self._outputs(plan, num_decodes)
-        sampled_rows = rows[sampled]
         prompt_lens = self._prompt_lens[rows]
+        cursors = context_lens - prompt_lens
+        if len(sampled) != len(sequences):
+            cursors = cursors[sampled]
         batch = StepBatch(
             step=step,
             token_ids=token_ids,
@@ -80,8 +83,10 @@ class BatchBuilder:
             prompt_lens=prompt_lens,
             sample_seqs=sampled,
             pool_seqs=pooled,
-            sampling=self._sampling(sampled_rows, (context_lens - prompt_lens)[sampled]),
+            sampling=self._sampling(rows[sampled], cursors),
         )
+        if not plan.prefills:
+            return BuiltStep(batch, sequences, [], [])
         return BuiltStep(
             batch,
             [sequences[i] for i in sampled.tolist()],
@@ -94,6 +99,7 @@ class BatchBuilder:
         row = sequence.row
         table = sequence.block_table
         self._tables[row, : len(table)] = table
+        self._tables[row, len(table) : self._num_blocks[row]] = 0
         self._num_blocks[row] = len(table)
         self._prompt_lens[row] = sequence.num_prompt
         sampling = sequence.request.sampling
@@ -110,21 +116,11 @@ class BatchBuilder:
         else:
             self._sparse.pop(row, None)
 
-    def _sync_tables(self, decodes: list[Sequence]) -> None:
-        num_blocks = self._num_blocks
-        for sequence in decodes:
-            table, row = sequence.block_table, sequence.row
-            if len(table) != num_blocks[row]:
-                self._tables[row, num_blocks[row] : len(table)] = table[num_blocks[row] :]
-                num_blocks[row] = len(table)
-
-    def _gather_tables(self, rows: npt.NDArray[np.intp], longest: int) -> Int32Array:
-        """Block tables as wide as the longest context needs, 0 beyond each sequence's own blocks."""
-        width = -(-longest // self._page_size)
-        tables = self._tables[rows, :width]
-        lengths = np.array([self._num_blocks[row] for row in rows.tolist()], dtype=np.int32)
-        tables[np.arange(width, dtype=np.int32)[None, :] >= lengths[:, None]] = 0
-        return tables
+    def _grow_row(self, sequence: Sequence) -> None:
+        table, row = sequence.block_table, sequence.row
+        known = self._num_blocks[row]
+        self._tables[row, known : len(table)] = table[known:]
+        self._num_blocks[row] = len(table)
 
     def _slots(
         self, tables: Int32Array, context_lens: Int32Array, counts: Int32Array, starts: Int32Array, num_decodes: int
@@ -142,11 +138,10 @@ class BatchBuilder:
 
     def _outputs(self, plan: StepPlan, num_decodes: int) -> tuple[Int32Array, Int32Array]:
         """Indices of the sequences that are sampled, and of those whose hidden state is wanted."""
+        if not plan.prefills:
+            return np.arange(num_decodes, dtype=np.int32), _EMPTY
         sampled = list(range(num_decodes))
         pooled: list[int] = []
-        if any(s.request.is_embedding for s in plan.decodes):
-            sampled = [i for i in sampled if not plan.decodes[i].request.is_embedding]
-            pooled = [i for i in range(num_decodes) if plan.decodes[i].request.is_embedding]
         for index, (sequence, count) in enumerate(plan.prefills, num_decodes):
             if count == sequence.num_uncomputed:
                 (pooled if sequence.request.is_embedding else sampled).append(index)

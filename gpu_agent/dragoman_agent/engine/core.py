@@ -19,35 +19,16 @@ from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import Device, StepHandle, StepResult
 from dragoman_agent.engine import intake
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
-from dragoman_agent.engine.messages import (
-    Cancel,
-    Credit,
-    Delta,
-    Embedded,
-    Failed,
-    Finished,
-    Load,
-    LogprobEntry,
-    Start,
-    StartEmbed,
-    Step,
-)
+from dragoman_agent.engine.events import Event, closing_delta, failed, finished, logprob_entries
+from dragoman_agent.engine.messages import Cancel, Credit, Delta, Embedded, Load, LogprobEntry, Start, StartEmbed, Step
+from dragoman_agent.engine.output import Piece
 from dragoman_agent.engine.request import Request, Sequence, Status, new_request
 from dragoman_agent.engine.scheduler import Scheduler
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
 
-Event = Delta | Finished | Failed | Embedded
 Command = Start | StartEmbed | Cancel | Credit
 Clock = Callable[[], float]
-
-
-class _Token(NamedTuple):
-    """A sampled token on its way out."""
-
-    sequence: Sequence
-    token_id: int
-    logprobs: list[LogprobEntry]
 
 
 class _InFlight(NamedTuple):
@@ -77,7 +58,11 @@ class EngineCore:
         self._clock = clock
         self._builder = BatchBuilder(plan)
         self._in_flight: _InFlight | None = None
-        self._sampled: list[_Token] = []  # of the last step, not yet handed out
+        # Tokens of the last step, not yet handed out; entries of a list belong together.
+        self._sampled: list[Sequence] = []
+        self._sampled_ids: list[int] = []
+        self._sampled_logprobs: dict[int, list[LogprobEntry]] = {}  # by index, where asked for
+        self._sampled_at = 0.0
         self._events: list[Event] = []
         self._deadlines: list[tuple[float, int, Request]] = []
         self._order = itertools.count()
@@ -125,27 +110,18 @@ class EngineCore:
         if piece.finish:
             sequence.move_to(Status.FINISHED)
             sequence.request.num_unfinished -= 1
-            self._events.append(
-                _delta(sequence, [], piece.text, [], piece.finish, piece.stop_string, piece.stop_token_id)
-            )
+            self._events.append(closing_delta(sequence, piece))
 
     def _cancel(self, request: Request) -> None:
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED and sequence.output is not None:
-                self._events.append(_delta(sequence, [], sequence.output.flush(), [], "cancelled"))
-        self._end(request, self._finished(request, cancelled=True))
+                piece = Piece(sequence.output.flush(), "cancelled", None, None)
+                self._events.append(closing_delta(sequence, piece))
+        self._end(request, finished(request, self._clock(), cancelled=True))
 
     def fail(self, request: Request, reason: error_pb2.ErrorReason, message: str) -> None:
         """End a request with a Failed event and free all it held."""
-        failed = Failed(
-            request.request_id,
-            int(reason),
-            message,
-            len(request.prompt_ids),
-            request.num_cached_tokens,
-            request.num_sent_tokens,
-        )
-        self._end(request, failed)
+        self._end(request, failed(request, reason, message))
 
     def fail_all(self, reason: error_pb2.ErrorReason, message: str) -> Step:
         """End every request; the frame that says so."""
@@ -153,7 +129,7 @@ class EngineCore:
             self.fail(request, reason, message)
         return self._frame()
 
-    def _end(self, request: Request, event: Finished | Failed | Embedded) -> None:
+    def _end(self, request: Request, event: Event) -> None:
         request.is_over = True
         alive = [s for s in request.sequences if s.status is not Status.FINISHED]
         self.scheduler.leave(alive, Status.FINISHED)
@@ -232,37 +208,44 @@ class EngineCore:
                 sequence.num_computed += count
         if built.pooled:
             self._take_embeddings(built.pooled, result)
-        token_ids = result.token_ids.tolist()
+        self._sampled_at = now
+        ended = self._take_tokens(built.sampled, result)
+        if ended:
+            self.scheduler.leave(ended, Status.ENDED)
+        if built.computed and self.scheduler.blocked:
+            for sequence in built.sampled:
+                if not sequence.request.is_over:
+                    self.scheduler.unblock(sequence.request, now)
+
+    def _take_tokens(self, sequences: list[Sequence], result: StepResult) -> list[Sequence]:
+        """Append the sampled tokens; the sequences that end with theirs. This is between two steps: every line counts."""
         page_size = self._plan.page_size
+        running = Status.RUNNING
         all_finite = bool(result.finite.all())
         ended: list[Sequence] = []
-        sampled = self._sampled
-        for index, (sequence, token_id) in enumerate(zip(built.sampled, token_ids, strict=True)):
-            if sequence.status is not Status.RUNNING:
+        taken, taken_ids = self._sampled, self._sampled_ids
+        for index, (sequence, token_id) in enumerate(zip(sequences, result.token_ids.tolist(), strict=True)):
+            if sequence.status is not running:
                 continue  # it was stopped or cancelled while this step ran
             if not all_finite and not result.finite[index]:
                 self._fail_non_finite(sequence)
                 continue
             tokens = sequence.token_ids
             num_tokens = sequence.num_computed = len(tokens)
-            if num_tokens // page_size > sequence.num_published:
+            if num_tokens >= (sequence.num_published + 1) * page_size:
                 self.scheduler.publish(sequence)
             tokens.append(token_id)
-            request = sequence.request
-            if request.first_token is None:
-                request.first_token = now
             if num_tokens + 1 >= sequence.max_num_tokens or (
                 token_id in sequence.stop_ids and num_tokens >= sequence.min_num_tokens
             ):
                 ended.append(sequence)
-            logprobs = _logprobs(result, index, request.sampling.num_logprobs)
-            sampled.append(_Token(sequence, token_id, logprobs))
-        if ended:
-            self.scheduler.leave(ended, Status.ENDED)
-        if built.computed and self.scheduler.blocked:
-            for sequence in built.sampled:
-                if sequence.choice != sequence.request.sequences[-1].choice and not sequence.request.is_over:
-                    self.scheduler.unblock(sequence.request, now)
+            if result.logprobs is not None:
+                self._sampled_logprobs[len(taken)] = logprob_entries(
+                    result, index, sequence.request.sampling.num_logprobs
+                )
+            taken.append(sequence)
+            taken_ids.append(token_id)
+        return ended
 
     def _take_embeddings(self, pooled: list[Sequence], result: StepResult) -> None:
         vectors = result.embeddings
@@ -285,28 +268,33 @@ class EngineCore:
 
     def _hand_out(self) -> None:
         sampled, self._sampled = self._sampled, []
+        token_ids, self._sampled_ids = self._sampled_ids, []
+        logprobs, self._sampled_logprobs = self._sampled_logprobs, {}
         events = self._events
-        for sequence, token_id, logprobs in sampled:
+        for index, (sequence, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
             output = sequence.output
             if sequence.status is Status.FINISHED or output is None:
                 continue
-            cursor = output.num_sent
-            piece = output.push(token_id)
             request = sequence.request
+            if request.first_token is None:
+                request.first_token = self._sampled_at
+            cursor = output.num_sent
+            text, finish, stop_string, stop_token_id = output.push(token_id)
+            entries = logprobs[index] if logprobs else []
             events.append(
                 Delta(
                     request.request_id,
                     sequence.choice,
                     cursor,
                     [token_id],
-                    piece.text,
-                    logprobs,
-                    piece.finish,
-                    piece.stop_string,
-                    piece.stop_token_id,
+                    text,
+                    entries,
+                    finish,
+                    stop_string,
+                    stop_token_id,
                 )
             )
-            if piece.finish:
+            if finish:
                 self._finish_choice(sequence)
 
     def _finish_choice(self, sequence: Sequence) -> None:
@@ -318,22 +306,7 @@ class EngineCore:
 
     def _finish_if_done(self, request: Request) -> None:
         if request.num_unfinished == 0 and not request.is_over:
-            self._end(request, self._finished(request, cancelled=False))
-
-    def _finished(self, request: Request, cancelled: bool) -> Finished:
-        now = self._clock()
-        started = now if request.started is None else request.started
-        first_token = now if request.first_token is None else request.first_token
-        return Finished(
-            request.request_id,
-            len(request.prompt_ids),
-            request.num_cached_tokens,
-            request.num_sent_tokens,
-            started - request.arrived,
-            first_token - request.arrived,
-            now - request.arrived,
-            cancelled,
-        )
+            self._end(request, finished(request, self._clock(), cancelled=False))
 
     def _frame(self) -> Step:
         events, self._events = self._events, []
@@ -367,38 +340,3 @@ class EngineCore:
             prefill_tokens=num_prefill,
             decode_tokens=num_decode,
         )
-
-
-def _delta(
-    sequence: Sequence,
-    token_ids: list[int],
-    text: str,
-    logprobs: list[LogprobEntry],
-    finish: str = "",
-    stop_string: str | None = None,
-    stop_token_id: int | None = None,
-) -> Delta:
-    cursor = 0 if sequence.output is None else sequence.output.num_sent
-    return Delta(
-        sequence.request.request_id,
-        sequence.choice,
-        cursor,
-        token_ids,
-        text,
-        logprobs,
-        finish,
-        stop_string,
-        stop_token_id,
-    )
-
-
-def _logprobs(result: StepResult, index: int, num_logprobs: int) -> list[LogprobEntry]:
-    """The entry of one sampled token, finite values only; empty when none was asked for."""
-    if num_logprobs < 0 or result.logprobs is None:
-        return []
-    top: list[tuple[int, float]] = []
-    if num_logprobs and result.top_ids is not None and result.top_logprobs is not None:
-        ids = result.top_ids[index, :num_logprobs].tolist()
-        values = result.top_logprobs[index, :num_logprobs].tolist()
-        top = [(i, v) for i, v in zip(ids, values, strict=True) if v > -np.inf]
-    return [LogprobEntry(int(result.token_ids[index]), float(result.logprobs[index]), top)]

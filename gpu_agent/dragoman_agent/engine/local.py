@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from dragoman_agent.device.base import Device
-from dragoman_agent.engine.core import Clock, Command, EngineCore, Event
+from dragoman_agent.engine.core import Clock, Command, EngineCore
+from dragoman_agent.engine.events import Event
 from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
 from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.plan import Plan

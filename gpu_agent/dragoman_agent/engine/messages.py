@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgpack
@@ -222,7 +223,9 @@ _TYPES: tuple[type[Any], ...] = (
     Sampling, Stop, Load, LogprobEntry,
 )  # fmt: skip
 _CODES = {cls: code for code, cls in enumerate(_TYPES)}
-_FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _TYPES}
+_FIELDS = {cls: attrgetter(*(f.name for f in dataclasses.fields(cls))) for cls in _TYPES if dataclasses.fields(cls)}
+_NUM_FIELDS = {cls: len(dataclasses.fields(cls)) for cls in _TYPES}
+_STEP_EVENTS = [f.name for f in dataclasses.fields(Step)].index("events")
 _EXT_DATACLASS = 1
 
 
@@ -232,8 +235,21 @@ class ProtocolError(Exception):
 
 def _default(value: Any) -> msgpack.ExtType:
     cls = type(value)
-    body = [_CODES[cls], *(getattr(value, name) for name in _FIELDS[cls])]
+    body = _flat(value)
+    if cls is Step:
+        # One extension an event would cost more than all else in a frame of hundreds of deltas.
+        body = (*body[: _STEP_EVENTS + 1], [_flat(event) for event in value.events], *body[_STEP_EVENTS + 2 :])
     return msgpack.ExtType(_EXT_DATACLASS, msgpack.packb(body, default=_default))
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    """Type code and fields. A type of one field or none needs care: `attrgetter` of one name gives no tuple."""
+    cls = type(value)
+    fields = _FIELDS.get(cls)
+    if fields is None:
+        return (_CODES[cls],)
+    values = fields(value)
+    return (_CODES[cls], *values) if _NUM_FIELDS[cls] > 1 else (_CODES[cls], values)
 
 
 def _ext_hook(code: int, data: bytes) -> Any:
@@ -244,7 +260,10 @@ def _ext_hook(code: int, data: bytes) -> Any:
 
 def _build(body: list[Any]) -> Any:
     try:
-        return _TYPES[body[0]](*body[1:])
+        cls = _TYPES[body[0]]
+        if cls is Step:
+            body[_STEP_EVENTS + 1] = [_build(event) for event in body[_STEP_EVENTS + 1]]
+        return cls(*body[1:])
     except (TypeError, IndexError) as error:
         raise ProtocolError(f"malformed message: {error}") from error
 
@@ -254,7 +273,8 @@ def encode(message: Message) -> bytes:
     body = msgpack.packb(message, default=_default)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
+    frame: bytes = _LENGTH.pack(len(body)) + body
+    return frame
 
 
 def decode(body: bytes | memoryview) -> Message:

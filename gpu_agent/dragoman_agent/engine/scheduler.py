@@ -24,6 +24,7 @@ class StepPlan:
 
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
+    grown: list[Sequence] = field(default_factory=list)  # decode sequences whose block table got longer
     preempted: list[Sequence] = field(default_factory=list)
 
     def add_prefill(self, sequence: Sequence, budget: int) -> int:
@@ -138,34 +139,40 @@ class Scheduler:
         """The next step. Blocks and rows it needs are taken; `num_computed` changes only when results come in."""
         plan = StepPlan()
         budget = self.plan.max_batch_tokens
-        decodes, prefilling = self._ready(now)
+        decodes, prefilling, growing = self._ready(now)
         if len(decodes) > budget:
             # More sequences than tokens in a step: take turns.
             start = self._first_decode % len(decodes)
             self._first_decode = start + budget
             decodes = (decodes[start:] + decodes[:start])[:budget]
-        lost: set[Sequence] = set()
-        for sequence in decodes:
-            if sequence not in lost and self._fits_next(sequence, lost, plan):
-                plan.decodes.append(sequence)
-        if lost:
-            plan.decodes = [s for s in plan.decodes if s not in lost]
-            prefilling = [s for s in prefilling if s not in lost]
-            self.running = [s for s in self.running if s not in lost]
-            for sequence in lost:
+            chosen = set(decodes)
+            growing = [s for s in growing if s in chosen]
+        for sequence in growing:
+            if sequence.status is Status.RUNNING and self._grow(sequence, plan):
+                plan.grown.append(sequence)
+        if plan.preempted:
+            decodes = [s for s in decodes if s.status is Status.RUNNING]
+            prefilling = [s for s in prefilling if s.status is Status.RUNNING]
+            plan.grown = [s for s in plan.grown if s.status is Status.RUNNING]
+            self.running = [s for s in self.running if s.status is Status.RUNNING]
+            for sequence in plan.preempted:
                 self.waiting.push(sequence, now)
-        budget -= len(plan.decodes)
+        plan.decodes = decodes
+        budget -= len(decodes)
         self._prefilling_tokens = sum(s.num_uncomputed for s in prefilling)
         for sequence in prefilling:
             if budget <= 0:
                 break
             budget -= plan.add_prefill(sequence, budget)
-        if not lost:
+        if not plan.preempted:
             self._admit(plan, budget, now)
         self._prefilling_tokens -= plan.num_prefill_tokens
         return plan
 
-    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
+    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
+        """Running sequences that may go on: in decode, in prefill, and those in decode whose block table is full."""
+        page_size = self.page_size
+        growing: list[Sequence] = []
         decodes: list[Sequence] = []
         prefilling: list[Sequence] = []
         context = 0
@@ -177,23 +184,21 @@ class Scheduler:
                 if sequence.credit_since is None:
                     sequence.credit_since = now
                     self._out_of_credit.add(sequence)
-            elif num_tokens - sequence.num_computed == 1:
+            elif num_tokens - sequence.num_computed == 1 and not request.is_embedding:
                 decodes.append(sequence)
+                if len(sequence.block_table) * page_size < num_tokens:
+                    growing.append(sequence)
             else:
                 prefilling.append(sequence)
         self.running_context_tokens = context
-        return decodes, prefilling
+        return decodes, prefilling, growing
 
-    def _fits_next(self, sequence: Sequence, lost: set[Sequence], plan: StepPlan) -> bool:
+    def _grow(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Give `sequence` the block its next token needs, preempting others; False when it was preempted itself."""
-        table = sequence.block_table
-        while len(table) * self.page_size <= sequence.num_computed:
-            if self.pool.append(table) is not None:
-                continue
-            victim = max((s for s in self.running if s not in lost), key=_preemption_key)
+        while self.pool.append(sequence.block_table) is None:
+            victim = max((s for s in self.running if s.status is Status.RUNNING), key=_preemption_key)
             self._release(victim)
             victim.move_to(Status.WAITING)
-            lost.add(victim)
             plan.preempted.append(victim)
             self.num_preemptions += 1
             if victim is sequence:
