@@ -107,7 +107,7 @@ def _attention(
 ) -> Tensor:
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     mixed = ops.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, head_dim)
-    q, k, v = mixed.split((heads, kv_heads, kv_heads), dim=1)
+    q, k, v = mixed[:, :heads], mixed[:, heads : heads + kv_heads], mixed[:, heads + kv_heads :]
     if layer.q_norm is not None and layer.k_norm is not None:
         q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
         k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
