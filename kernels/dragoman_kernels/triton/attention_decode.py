@@ -1,0 +1,136 @@
+"""Paged decode attention: one query token a sequence, its context split over several programs, then merged.
+
+The number of splits is fixed by the caller (so a graph replays for any lengths); each program finds its own part from the
+sequence's length. A row's result depends on its length and the number of splits, on no other row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _decode_split_kernel(
+    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
+    scale_log2, table_stride,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    seq = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    context = tl.load(lens_ptr + seq)
+    num_tiles = tl.cdiv(context, BLOCK_N)
+    tiles_a_split = tl.cdiv(num_tiles, NUM_SPLITS)
+    first = split * tiles_a_split
+    last = tl.minimum(first + tiles_a_split, num_tiles)
+
+    rows = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, DIM_PAD)
+    columns = tl.arange(0, BLOCK_N)
+    heads = kv_head * GROUP + rows
+    row_in = rows < GROUP
+    dim_in = dims < HEAD_DIM
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+    q_offsets = (seq * num_heads + heads[:, None]) * HEAD_DIM + dims[None, :]
+    q_mask = row_in[:, None] & dim_in[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=q_mask, other=0.0)
+
+    best = tl.full([GROUP_PAD], -1e30, tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+    tile_offsets = columns[:, None] * HEAD_DIM + dims[None, :]
+    for tile in tl.range(first, last, num_stages=NUM_STAGES):
+        start = tile * BLOCK_N
+        page = tl.load(tables_ptr + seq * table_stride + start // PAGE).to(tl.int64)
+        base = ((page * NUM_KV_HEADS + kv_head) * PAGE + start % PAGE) * HEAD_DIM
+        column_in = start + columns < context
+        mask = column_in[:, None] & dim_in[None, :]
+        k = tl.load(k_ptr + base + tile_offsets, mask=mask, other=0.0)
+        v = tl.load(v_ptr + base + tile_offsets, mask=mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k)) * scale_log2
+        scores = tl.where(column_in[None, :], scores, -1e30)
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        shrink = tl.exp2(best - new_best)
+        weights = tl.exp2(scores - new_best[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        best = new_best
+
+    if NUM_SPLITS == 1:
+        out = acc / tl.maximum(total, 1e-30)[:, None]
+        tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=q_mask)
+    else:
+        slot = (seq * num_heads + heads) * NUM_SPLITS + split
+        lse = tl.where(total > 0, best + tl.log2(tl.maximum(total, 1e-30)), -1e30)
+        tl.store(lse_ptr + slot, lse, mask=row_in)
+        partial = acc / tl.maximum(total, 1e-30)[:, None]
+        tl.store(partial_ptr + slot[:, None] * HEAD_DIM + dims[None, :], partial, mask=q_mask)
+
+
+@triton.jit
+def _decode_merge_kernel(
+    partial_ptr, lse_ptr, out_ptr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)  # over sequences and heads
+    splits = tl.arange(0, NUM_SPLITS)
+    dims = tl.arange(0, DIM_PAD)
+    dim_in = dims < HEAD_DIM
+    lse = tl.load(lse_ptr + head * NUM_SPLITS + splits)
+    best = tl.max(lse, axis=0)
+    weights = tl.exp2(lse - best)
+    offsets = (head * NUM_SPLITS + splits)[:, None] * HEAD_DIM + dims[None, :]
+    partial = tl.load(partial_ptr + offsets, mask=dim_in[None, :], other=0.0)
+    out = tl.sum(partial * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    tl.store(out_ptr + head * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty), mask=dim_in)
+
+
+class DecodeWorkspace:
+    """Partial results of split decode; one for the largest batch serves all smaller ones."""
+
+    def __init__(self, max_num_seqs: int, num_heads: int, head_dim: int, max_num_splits: int, device: torch.device):
+        self.partial = torch.empty(
+            (max_num_seqs * num_heads * max_num_splits, head_dim), dtype=torch.float32, device=device
+        )
+        self.lse = torch.empty((max_num_seqs * num_heads * max_num_splits,), dtype=torch.float32, device=device)
+
+
+def paged_decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    workspace: DecodeWorkspace,
+    num_splits: int,
+    scale: float | None = None,
+    block_n: int = 64,
+    num_stages: int = 3,
+    num_warps: int = 4,
+) -> torch.Tensor:
+    """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim].
+
+    `q` [num_seqs, num_heads, head_dim]; caches [num_blocks, num_kv_heads, page, head_dim]; `block_tables`
+    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row. `num_splits` is a power of two.
+    """
+    num_seqs, num_heads, head_dim = q.shape
+    _, num_kv_heads, page, _ = k_cache.shape
+    group = num_heads // num_kv_heads
+    out = torch.empty_like(q)
+    scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634
+    _decode_split_kernel[(num_seqs, num_kv_heads, num_splits)](
+        q, k_cache, v_cache, block_tables, context_lens, out, workspace.partial, workspace.lse,
+        scale_log2, block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim, DIM_PAD=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=min(block_n, page),
+        NUM_SPLITS=num_splits, NUM_STAGES=num_stages, num_warps=num_warps,
+    )  # fmt: skip
+    if num_splits > 1:
+        _decode_merge_kernel[(num_seqs * num_heads,)](
+            workspace.partial, workspace.lse, out, HEAD_DIM=head_dim, DIM_PAD=triton.next_power_of_2(head_dim),
+            NUM_SPLITS=num_splits, num_warps=2,
+        )  # fmt: skip
+    return out

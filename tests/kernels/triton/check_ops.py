@@ -1,0 +1,168 @@
+"""Checks every Triton op against float64. Run by pytest under the interpreter, and directly on a GPU:
+
+python tests/kernels/triton/check_ops.py cuda bfloat16
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+if __name__ == "__main__" and sys.argv[1] == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # must be set before a kernel module is imported
+
+import numpy as np
+import torch
+
+from dragoman_kernels.triton import reference
+from dragoman_kernels.triton.activation import silu_mul
+from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
+from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
+from dragoman_kernels.triton.norm import rms_norm
+from dragoman_kernels.triton.rope_cache import rope_and_cache
+
+# On a GPU a float32 dot runs on the matrix units in tf32.
+TOLERANCE = {
+    torch.float32: 1e-5 if os.environ.get("TRITON_INTERPRET") else 3e-3,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1e-2,
+}
+
+
+def error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative error in the Euclidean norm; infinite when an element was not written."""
+    if not torch.isfinite(out.double()).all():
+        return float("inf")
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def paged(device: torch.device, dtype: torch.dtype, lens: list[int], kv_heads: int, page: int, dim: int, seed: int):
+    """Random caches and tables whose blocks are shuffled; unused slots hold NaN, so that reading one shows."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [-(-max(length, 1) // page) for length in lens]
+    order = torch.randperm(sum(blocks), generator=generator) + 1
+    width = max(blocks) + 1
+    tables = torch.zeros((len(lens), width), dtype=torch.int32)
+    shape = (sum(blocks) + 1, kv_heads, page, dim)
+    k = torch.randn(shape, generator=generator)
+    v = torch.randn(shape, generator=generator)
+    taken = 0
+    for seq, count in enumerate(blocks):
+        tables[seq, :count] = order[taken : taken + count].int()
+        taken += count
+        rest = count * page - lens[seq]
+        if rest:
+            k[tables[seq, count - 1], :, page - rest :] = float("nan")
+            v[tables[seq, count - 1], :, page - rest :] = float("nan")
+    return k.to(device, dtype), v.to(device, dtype), tables.to(device)
+
+
+def check_decode(device, dtype, lens, heads, kv_heads, dim, page, num_splits) -> float:
+    k, v, tables = paged(device, dtype, lens, kv_heads, page, dim, seed=len(lens))
+    q = torch.randn((len(lens), heads, dim), generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    workspace = DecodeWorkspace(len(lens), heads, dim, num_splits, device)
+    workspace.partial.fill_(float("nan"))
+    workspace.lse.fill_(float("nan"))
+    lengths = torch.tensor(lens, dtype=torch.int32, device=device)
+    out = paged_decode_attention(q, k, v, tables, lengths, workspace, num_splits)
+    expected = reference.paged_attention(q, k, v, tables, list(range(len(lens) + 1)), lens)
+    return error(out, expected)
+
+
+def check_prefill(device, dtype, chunks, befores, heads, kv_heads, dim, page) -> float:
+    lens = [a + b for a, b in zip(chunks, befores, strict=True)]
+    k, v, tables = paged(device, dtype, lens, kv_heads, page, dim, seed=7)
+    starts = np.concatenate([[0], np.cumsum(chunks)]).astype(np.int32)
+    q = torch.randn((int(starts[-1]), heads, dim), generator=torch.Generator().manual_seed(2)).to(device, dtype)
+    work = torch.from_numpy(prefill_work_list(starts, np.array(lens, np.int32))).to(device)
+    out = paged_prefill_attention(
+        q, k, v, tables, torch.from_numpy(starts).to(device), torch.tensor(lens, dtype=torch.int32, device=device), work
+    )
+    return error(out, reference.paged_attention(q, k, v, tables, starts.tolist(), lens))
+
+
+def check_norm(device, dtype, width) -> float:
+    x = torch.randn((5, width), generator=torch.Generator().manual_seed(3)).to(device, dtype)
+    residual = torch.randn((5, width), generator=torch.Generator().manual_seed(4)).to(device, dtype)
+    weight = torch.randn(width, generator=torch.Generator().manual_seed(5)).to(device, dtype)
+    plain = error(rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    summed = x.double() + residual.double()
+    fused = error(rms_norm(x, weight, 1e-6, residual), reference.rms_norm(summed, weight, 1e-6))
+    return max(plain, fused, error(residual, summed))
+
+
+def check_activation(device, dtype, width) -> float:
+    x = torch.randn((3, 2 * width), generator=torch.Generator().manual_seed(6)).to(device, dtype)
+    gate, up = x.double().chunk(2, -1)
+    return error(silu_mul(x), torch.nn.functional.silu(gate) * up)
+
+
+def check_rope(device, dtype, heads, kv_heads, dim, page, norm) -> float:
+    generator = torch.Generator().manual_seed(8)
+    tokens, blocks = 6, 4
+    qkv = torch.randn((tokens, (heads + 2 * kv_heads) * dim), generator=generator).to(device, dtype)
+    k_cache = torch.full((blocks, kv_heads, page, dim), float("nan"), dtype=dtype, device=device)
+    v_cache = k_cache.clone()
+    angle = torch.arange(64)[:, None] * 100.0 ** -(torch.arange(dim // 2) / (dim / 2))
+    cos, sin = angle.cos().to(device), angle.sin().to(device)
+    positions = torch.tensor([0, 1, 5, 9, 33, 63], dtype=torch.int32, device=device)
+    slots = torch.randperm(blocks * page, generator=generator)[:tokens].int().to(device)
+    weights = [torch.randn(dim, generator=generator).to(device, dtype) for _ in range(2)] if norm else [None, None]
+    q = rope_and_cache(qkv, k_cache, v_cache, cos, sin, positions, slots, heads, *weights)
+    parts = qkv.double().view(tokens, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
+    expected = []
+    for part, weight in zip(parts[:2], weights, strict=True):
+        part = reference.rms_norm(part, weight, 1e-6) if weight is not None else part
+        a, b = part.chunk(2, -1)
+        c, s = cos.double()[positions.long()][:, None], sin.double()[positions.long()][:, None]
+        expected.append(torch.cat([a * c - b * s, b * c + a * s], -1))
+    rows = slots.long()
+    written = [cache.permute(0, 2, 1, 3).reshape(-1, kv_heads, dim)[rows] for cache in (k_cache, v_cache)]
+    untouched = torch.isfinite(k_cache.float()).sum().item() == tokens * kv_heads * dim
+    if not untouched:
+        return float("inf")
+    return max(error(q, expected[0]), error(written[0], expected[1]), error(written[1], parts[2]))
+
+
+def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Callable[[], float]]:
+    """Every check by name; the small ones suit the interpreter."""
+    long = 200 if small else 5000
+    checks: dict[str, Callable[[], float]] = {
+        "norm-576": lambda: check_norm(device, dtype, 576),
+        "silu-1536": lambda: check_activation(device, dtype, 1536),
+        "rope-9x3x64": lambda: check_rope(device, dtype, 9, 3, 64, 16, False),
+        "rope-norm-4x2x128": lambda: check_rope(device, dtype, 4, 2, 128, 16, True),
+        "rope-2x1x80": lambda: check_rope(device, dtype, 2, 1, 80, 16, False),
+        "decode-one": lambda: check_decode(device, dtype, [1], 2, 1, 64, 64, 1),
+        "decode-mixed-split4": lambda: check_decode(device, dtype, [1, 64, 65, long], 6, 2, 64, 64, 4),
+        "decode-80": lambda: check_decode(device, dtype, [long // 2], 4, 4, 80, 64, 2),
+        "prefill-fresh": lambda: check_prefill(device, dtype, [70, 1, 33], [0, 0, 0], 2, 1, 64, 64),
+        "prefill-chunk": lambda: check_prefill(device, dtype, [30, 20], [64, 101], 2, 2, 64, 64),
+        "prefill-80": lambda: check_prefill(device, dtype, [40], [5], 2, 1, 80, 64),
+    }
+    if not small:
+        checks |= {
+            "decode-128-256seqs": lambda: check_decode(
+                device, dtype, [(i * 37) % 1500 + 1 for i in range(256)], 32, 8, 128, 64, 2
+            ),
+            "decode-page128-split16": lambda: check_decode(device, dtype, [9000, 3], 16, 8, 128, 128, 16),
+            "prefill-128-long": lambda: check_prefill(device, dtype, [1000, 257, 129], [3, 0, 700], 16, 8, 128, 64),
+        }
+    return checks
+
+
+def main() -> int:
+    """Run all checks on the device named on the command line; exit 1 when one is off."""
+    device, dtype = torch.device(sys.argv[1]), getattr(torch, sys.argv[2])
+    failed = 0
+    for name, check in cases(device, dtype, small=device.type == "cpu").items():
+        value = check()
+        good = value <= TOLERANCE[dtype]
+        failed += not good
+        print(f"{name:28s} {value:.2e} {'ok' if good else 'TOO LARGE'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""Every Triton op against float64, under the interpreter (float16 and float32: bf16 arithmetic is wrong there)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("check_ops.py")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_ops_equal_float64_under_the_interpreter(dtype: str) -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), "cpu", dtype], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok") >= 11
