@@ -11,6 +11,7 @@ from dragoman_cli.config import parse
 from dragoman_gateway.config import GatewaySettings
 from dragoman_gateway.server import StartError, bind, read_keys, serve
 
+_QUIET = ("uvicorn.error",)  # its start and stop lines; ours say the same
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -22,6 +23,8 @@ def main(argv: list[str] | None = None) -> None:
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
         keys = read_keys(settings)
         listener = bind(settings.host, settings.port)

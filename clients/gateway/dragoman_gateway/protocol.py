@@ -70,14 +70,16 @@ class GatewayProtocol(HttpToolsProtocol):
             super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP."""
-        self._refuse(ApiError(400, f"{msg} Send HTTP/1.1.", code="invalid_http"))
+        """Answers what is not HTTP, unless the parser was stopped after an answer of ours."""
+        if not self.transport.is_closing():
+            self._refuse(ApiError(400, f"{msg} Send HTTP/1.1.", code="invalid_http"))
 
     def _count(self, num_bytes: int) -> None:
         self._num_header_bytes += num_bytes
-        if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        if self._num_header_bytes > MAX_HEADER_BYTES:
             limit = f"the request's headers are over the limit of {MAX_HEADER_BYTES} bytes; send less"
             self._refuse(ApiError(431, limit, code="headers_too_large"))
+            raise ValueError(limit)  # stops the parser, which reports it through send_400_response
 
     def _arm(self) -> None:
         self._header_timer = self.loop.call_later(self.header_timeout_seconds, self._late)

@@ -1,0 +1,218 @@
+"""Real processes for the gateway's tests: controller, agent on the null device, gateway; each on a port of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+START_SECONDS = 30.0
+STOP_SECONDS = 8.0
+MODEL = "null"
+
+
+class Process:
+    """A child with announce lines on stdout. Its stderr is kept for the message of a failed test."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DRAGOMAN_")}
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments, "--announce"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.log: list[str] = []
+        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read_out, self._read_err)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read_out(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self._events.put(json.loads(line))
+
+    def _read_err(self) -> None:
+        assert self.child.stderr is not None
+        for line in self.child.stderr:
+            self.log.append(line.rstrip())
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """The next announce line of this kind."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                announced = self._events.get(timeout=0.1)
+            except queue.Empty:
+                if self.child.poll() is not None:
+                    break
+                continue
+            if announced["event"] == event:
+                return announced
+        raise AssertionError(f"no {event!r} from {self.child.args}; log: {self.log[-20:]}")
+
+    def stop(self, signal_number: int = signal.SIGINT) -> int:
+        """End it and wait."""
+        if self.child.poll() is None:
+            self.child.send_signal(signal_number)
+        try:
+            code = self.child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+            raise AssertionError(f"{self.child.args} did not stop; log: {self.log[-20:]}") from None
+        finally:
+            for thread in self._threads:
+                thread.join(5)
+            for pipe in (self.child.stdout, self.child.stderr):
+                if pipe is not None:
+                    pipe.close()
+        return code
+
+
+@dataclass
+class Stack:
+    """A controller, agents and a gateway that belong together."""
+
+    controller: Process
+    controller_address: str
+    agents: list[Process] = field(default_factory=list)
+    gateway: Process | None = None
+    url: str = ""
+
+    def add_agent(self, *arguments: str) -> Process:
+        """One more agent, ready to serve."""
+        agent = start_agent(self.controller_address, *arguments)
+        self.agents.append(agent)
+        agent.wait_for("ready")
+        return agent
+
+    def add_gateway(self, *arguments: str) -> str:
+        """The gateway, once it knows of an agent. Returns its URL."""
+        self.gateway, self.url = start_gateway(self.controller_address, *arguments)
+        wait_until_ready(self.url)
+        return self.url
+
+    def stop(self) -> None:
+        """End all."""
+        for process in [self.gateway, *self.agents, self.controller]:
+            if process is not None:
+                process.stop()
+
+
+def start_controller(*arguments: str) -> tuple[Process, str]:
+    """A controller and its address."""
+    controller = Process("dragoman_controller.main", "--port", "0", "--metrics-port", "0", *arguments)
+    return controller, controller.wait_for("serving")["grpc"]
+
+
+def start_agent(controller: str, *arguments: str) -> Process:
+    """An agent on the null device, which writes what its oracle says."""
+    return Process(
+        "dragoman_agent.main", "--device", "null", "--model", "null", "--port", "0", "--metrics-port", "0",
+        "--controllers", controller, *arguments,
+    )  # fmt: skip
+
+
+def start_gateway(controller: str, *arguments: str) -> tuple[Process, str]:
+    """A gateway and its URL."""
+    gateway = Process("dragoman_gateway.main", "--port", "0", "--controller", controller, *arguments)
+    return gateway, "http://" + gateway.wait_for("serving")["http"]
+
+
+def wait_until_ready(url: str) -> None:
+    """Returns when /health says that an agent serves."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if httpx.get(f"{url}/health").status_code == 200:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{url} is not ready: {httpx.get(f'{url}/health').text}")
+
+
+@contextmanager
+def running_stack(agents: list[tuple[str, ...]], gateway: tuple[str, ...] = ()) -> Iterator[Stack]:
+    """A stack for one test, with these agents' and this gateway's options."""
+    controller, address = start_controller()
+    stack = Stack(controller, address)
+    try:
+        for index, arguments in enumerate(agents):
+            stack.add_agent("--agent-id", f"agent-{index}", *arguments)
+        stack.add_gateway(*gateway)
+        yield stack
+    finally:
+        stack.stop()
+
+
+@pytest.fixture(scope="session")
+def alphabet_stack() -> Iterator[Stack]:
+    """An agent that continues the alphabet."""
+    with running_stack([("--null-oracle", "alphabet")]) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def echo_stack() -> Iterator[Stack]:
+    """An agent that repeats the prompt."""
+    with running_stack([("--null-oracle", "echo")]) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def hash_stack() -> Iterator[Stack]:
+    """An agent whose output depends on the whole prefix and the seed."""
+    with running_stack([()]) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def slow_stack() -> Iterator[Stack]:
+    """An agent that takes its time, as a real device would: for clients that leave."""
+    with running_stack([("--null-speed", "1")]) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def lonely_gateway() -> Iterator[str]:
+    """A gateway whose controller does not exist: for what HTTP alone decides."""
+    gateway, url = start_gateway("127.0.0.1:9", "--body-timeout-seconds", "1", "--header-timeout-seconds", "1.5")
+    yield url
+    gateway.stop()
+
+
+@pytest.fixture(scope="session")
+def keyed_gateway() -> Iterator[str]:
+    """As lonely_gateway, with a key."""
+    gateway, url = start_gateway("127.0.0.1:9", "--api-key", "sesame")
+    yield url
+    gateway.stop()
+
+
+@pytest.fixture
+def start_stack() -> Iterator[Callable[..., Stack]]:
+    """Starts stacks of a test's own, which end with it."""
+    stacks: list[Any] = []
+
+    def start(agents: list[tuple[str, ...]], *gateway: str) -> Stack:
+        context = running_stack(agents, gateway)
+        stack = context.__enter__()
+        stacks.append(context)
+        return stack
+
+    yield start
+    for context in stacks:
+        context.__exit__(None, None, None)
