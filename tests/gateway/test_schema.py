@@ -1,0 +1,126 @@
+"""Request bodies: what is refused with which path, what is ignored and said so, what null means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dragoman_gateway.errors import ApiError
+from dragoman_gateway.schema import (
+    ChatBody,
+    CompletionBody,
+    SamplingBody,
+    ignored_header,
+    parse_body,
+    refuse_later_features,
+)
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def refusal(body: dict[str, Any], model: type[SamplingBody] = ChatBody, *, strict: bool = False) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parsed, _ = parse_body(model, body, strict=strict)  # type: ignore[type-var]
+        refuse_later_features(parsed)  # type: ignore[arg-type]
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stream", "true"), ("stream", 1), ("n", 0), ("n", 129), ("n", 5_000_000), ("n", True), ("n", 1.5),
+        ("top_logprobs", 1_000_000_000), ("top_logprobs", -1), ("top_logprobs", 21), ("logprobs", 5),
+        ("max_tokens", 2**63 - 1), ("max_tokens", -1), ("max_completion_tokens", 0), ("seed", 1.8446744073709552e19),
+        ("seed", 2**63), ("top_k", -5), ("temperature", -0.1), ("temperature", 2.1), ("temperature", float("nan")),
+        ("temperature", float("inf")), ("top_p", 1.1), ("frequency_penalty", 2.5), ("presence_penalty", -3),
+        ("model", 3), ("tools", "x"), ("response_format", "json"), ("min_p", 2), ("repetition_penalty", 0),
+        ("stop_token_ids", [-1]), ("priority", "urgent"),
+    ],
+)  # fmt: skip
+def test_b07_a_value_out_of_range_is_named(field: str, value: Any) -> None:
+    error = refusal({"messages": HI, field: value})
+    assert error.param is not None and error.param.startswith(field)
+    assert field in error.message
+
+
+def test_a_missing_field_is_named() -> None:
+    error = refusal({})
+    assert (error.param, error.code) == ("messages", "missing_required_parameter")
+
+
+def test_b12_null_is_absent_for_every_optional_field() -> None:
+    for model, required in ((ChatBody, {"messages": HI}), (CompletionBody, {"prompt": "x"})):
+        body: dict[str, Any] = dict.fromkeys(model.model_fields, None) | required
+        parsed, ignored = parse_body(model, body)  # type: ignore[type-var]
+        assert ignored == []
+        refuse_later_features(parsed)
+
+
+def test_s26_what_older_tools_send_is_accepted() -> None:
+    for extra in ({"max_tokens": None}, {"temperature": 0}, {"top_p": 0}, {"top_p": 1}, {"temperature": -0.0}):
+        parse_body(ChatBody, {"messages": HI, **extra})
+
+
+@pytest.mark.parametrize("seed", [-9007199254740991, -(2**63), 0, 2**63 - 1])
+def test_b08_negative_seeds_are_legal(seed: int) -> None:
+    assert parse_body(ChatBody, {"messages": HI, "seed": seed})[0].seed == seed
+
+
+def test_unknown_fields_are_ignored_and_listed() -> None:
+    _, ignored = parse_body(ChatBody, {"messages": HI, "foo": 1, "user": "u", "bar": None, "b\nad": 1, "store": True})
+    assert ignored == ["foo", "user", "b\nad", "store"]
+    assert ignored_header(ignored) == {"x-ignored-params": "foo,user,store,+1"}
+    assert ignored_header([]) == {}
+    assert len(ignored_header([f"n{i}" for i in range(10_000)])["x-ignored-params"]) < 400
+
+
+def test_strict_params_refuse_the_unknown_but_not_the_harmless() -> None:
+    error = refusal({"messages": HI, "tempratur": 1, "user": "u"}, strict=True)
+    assert (error.param, error.code) == ("tempratur", "unknown_parameter")
+    parse_body(ChatBody, {"messages": HI, "user": "u", "store": True}, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}, "chat_template"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"functions": [{}]}, "functions"),
+    ],
+)
+def test_what_comes_later_is_refused_by_name(extra: dict[str, Any], param: str) -> None:
+    error = refusal({"messages": HI, **extra})
+    assert (error.param, error.code) == (param, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"response_format": {"type": "text"}}, {"tools": []}, {"tool_choice": "none"}, {"tools": None},
+     {"guided_json": None}, {"modalities": ["text"]}, {"functions": []}],
+)  # fmt: skip
+def test_what_asks_for_nothing_is_accepted(extra: dict[str, Any]) -> None:
+    refuse_later_features(parse_body(ChatBody, {"messages": HI, **extra})[0])
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {}}, "response_format.json_schema.name"),
+        ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": None}}, "response_format"),
+        ({"type": "yaml"}, "response_format.type"),
+        ({}, "response_format.type"),
+        ({"type": "json_object", "json_schema": {"name": "a"}}, "response_format"),
+    ],
+)
+def test_b13_a_half_filled_response_format_is_400(form: dict[str, Any], param: str) -> None:
+    assert refusal({"messages": HI, "response_format": form}).param == param
