@@ -1,0 +1,1 @@
+"""Decides which requests run, and where."""

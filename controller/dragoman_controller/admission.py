@@ -1,0 +1,369 @@
+"""Admits requests: places them at once where an agent has room, else lets them wait their turn.
+
+Owns the waiting requests and the answers given. Synchronous: an answer goes to the listener of the request, at once
+or from a later call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dragoman.errors import DragomanError
+from dragoman.v1 import error_pb2
+from dragoman_controller.placement import Candidates
+from dragoman_controller.placer import Granted, Placer
+from dragoman_controller.policy import Policy, PolicyStore
+from dragoman_controller.queue import Entry, FairQueue
+from dragoman_controller.quote import Quote
+from dragoman_controller.requests import AdmissionRequest, Priority, validate
+
+MIN_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
+# After its start a controller gives the agents this long to find it before it says that a model is unknown.
+SETTLE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Waiting; another answer follows. `position` 0 is next."""
+
+    position: int
+    predicted_wait_seconds: float
+
+
+Answer = Granted | Queued | DragomanError
+Listener = Callable[[Answer], None]
+
+
+class Observer(Protocol):
+    """Counts what happens."""
+
+    def ticket(self, result: str) -> None:
+        """One answer: "granted", or the name of the reason it was refused for."""
+
+    def waited(self, priority: Priority, seconds: float) -> None:
+        """A request left the queue with a ticket."""
+
+    def quoted(self, priority: Priority, quote: Quote, policy: Policy) -> None:
+        """A quote was given with a ticket."""
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    request: AdmissionRequest
+    arrived_at: float
+    listeners: list[Listener] = field(default_factory=list)
+    entry: Entry[_Ask] | None = None
+    granted: Granted | None = None
+
+
+class Admission:
+    """The door. `clock` is monotonic, in seconds."""
+
+    def __init__(self, placer: Placer, policy: PolicyStore, observer: Observer, clock: Callable[[], float]) -> None:
+        self._placer = placer
+        self._policy = policy
+        self._observer = observer
+        self._clock = clock
+        self._started_at = clock()
+        self._asks: dict[tuple[str, str, int], _Ask] = {}
+        self._queues: dict[str, FairQueue[_Ask]] = {}
+        self._queued_of_tenant: Counter[str] = Counter()
+        self._timers: list[tuple[float, int, _Ask]] = []
+        self._sequence = itertools.count()
+        self._closed: DragomanError | None = None
+
+    def num_waiting(self, priority: Priority) -> int:
+        """Requests of a class in the queue."""
+        return sum(queue.num_waiting(priority) for queue in self._queues.values())
+
+    def submit(self, request: AdmissionRequest, listener: Listener) -> None:
+        """Answers through `listener`, maybe before this returns. Asking again gives the same answer."""
+        try:
+            validate(request)
+            ask = self._same_ask(request)
+            if ask is not None:
+                self._answer_again(ask, listener)
+                return
+            if self._closed is not None:
+                raise self._closed
+            self._admit(_Ask(request, self._clock(), [listener]))
+        except DragomanError as error:
+            self._observer.ticket(error.reason_name)
+            listener(error)
+
+    def quote(self, request: AdmissionRequest) -> tuple[Quote, str]:
+        """The quote and the agent of a request, without a grant. Raises DragomanError where it would be refused."""
+        validate(request, needs_id=False)
+        self._check_served(request)
+        quoted = self._placer.quote(request)
+        if quoted is None:
+            wait = self.predicted_wait(request.model, self._num_waiting(request.model))
+            raise DragomanError(
+                error_pb2.ERROR_REASON_QUEUE_FULL,
+                f"no agent of {request.model!r} has room now: ask again in {_retry_delay(wait):.0f} s",
+                retry_delay=_retry_delay(wait),
+            )
+        return quoted
+
+    def abandon(self, request_id: str, tenant: str | None = None) -> None:
+        """The caller no longer wants it: out of the queue, or its ticket is returned."""
+        for key in [k for k in self._asks if k[1] == request_id and tenant in (None, k[0])]:
+            self._drop(self._asks[key])
+
+    def detach(self, request: AdmissionRequest, listener: Listener) -> None:
+        """The caller is gone. A waiting request that nobody else waits for leaves the queue."""
+        ask = self._asks.get(request.key)
+        if ask is None or listener not in ask.listeners:
+            return
+        ask.listeners.remove(listener)
+        if not ask.listeners and ask.granted is None:
+            self._drop(ask)
+
+    def forget(self, key: tuple[str, str, int]) -> None:
+        """The request ended: asking for its id again is a new request."""
+        ask = self._asks.get(key)
+        if ask is not None and ask.granted is not None:
+            del self._asks[key]
+
+    def dispatch(self, models: Iterable[str]) -> None:
+        """Gives waiting requests of these models the room that has come free."""
+        for model in models:
+            queue = self._queues.get(model)
+            if queue:
+                self._dispatch(queue, model)
+
+    def tick(self) -> None:
+        """Refuses requests that waited too long and forgets tickets past their use."""
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now:
+            ask = heapq.heappop(self._timers)[2]
+            if self._asks.get(ask.request.key) is not ask:
+                continue
+            if ask.granted is not None:
+                if ask.granted.usable_until <= now:
+                    del self._asks[ask.request.key]
+            else:
+                self._refuse(ask, self._waited_too_long(ask, now))
+
+    def close(self, error: DragomanError) -> None:
+        """Refuses every new request with `error` from now on. Waiting ones go on waiting."""
+        self._closed = error
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any request waits."""
+        return any(self._queues.values())
+
+    def refuse_all(self, error: DragomanError) -> None:
+        """Ends every wait."""
+        for ask in list(self._asks.values()):
+            if ask.granted is None:
+                self._refuse(ask, error)
+
+    def predicted_wait(self, model: str, num_ahead: int) -> float:
+        """Seconds until `num_ahead` requests of the queue and one more have found room."""
+        rate = self._placer.completions_per_second(model)
+        return (num_ahead + 1) / rate if rate > 0 else MAX_RETRY_SECONDS
+
+    def _same_ask(self, request: AdmissionRequest) -> _Ask | None:
+        ask = self._asks.get(request.key)
+        if ask is None:
+            return None
+        if ask.request.prompt_digest != request.prompt_digest or ask.request.model != request.model:
+            raise DragomanError(
+                error_pb2.ERROR_REASON_DUPLICATE_REQUEST,
+                f"request {request.request_id!r} is under way with another prompt or model: use a new request id",
+                metadata={"param": "request_id"},
+            )
+        if ask.granted is not None and ask.granted.usable_until <= self._clock():
+            del self._asks[request.key]
+            return None
+        return ask
+
+    def _answer_again(self, ask: _Ask, listener: Listener) -> None:
+        if ask.granted is not None:
+            listener(ask.granted.aged(self._clock()))
+            return
+        ask.listeners.append(listener)
+        listener(self._queued_answer(ask))
+
+    def _admit(self, ask: _Ask) -> None:
+        request = ask.request
+        self._check_served(request)
+        queue = self._queues.get(request.model)
+        if not queue and self._grant_now(ask):
+            return
+        self._enqueue(ask)
+        if ask.entry is not None and ask.granted is None:
+            self._dispatch(self._queues[request.model], request.model)
+        if ask.granted is None:
+            for listener in list(ask.listeners):
+                listener(self._queued_answer(ask))
+
+    def _grant_now(self, ask: _Ask) -> bool:
+        """Grants where an agent has room and the tenant is within its limit."""
+        request = ask.request
+        limit = self._policy.current.tenant(request.tenant).max_running_requests
+        if limit and self._placer.num_running(request.tenant) >= limit:
+            return False
+        now = self._clock()
+        granted = self._placer.grant(request, now - ask.arrived_at)
+        if granted is None:
+            return False
+        ask.granted = granted
+        self._asks[request.key] = ask
+        self._set_timer(ask, granted.usable_until)
+        self._observer.ticket("granted")
+        self._observer.waited(request.priority, now - ask.arrived_at)
+        self._observer.quoted(request.priority, granted.quote, self._policy.current)
+        listeners, ask.listeners = ask.listeners, []
+        for listener in listeners:
+            listener(granted)
+        return True
+
+    def _enqueue(self, ask: _Ask) -> None:
+        request, policy = ask.request, self._policy.current
+        tenant = policy.tenant(request.tenant)
+        wait = request.max_queue_wait_seconds
+        wait = policy.max_queue_wait_seconds if wait is None else min(wait, policy.max_queue_wait_seconds)
+        num_queued = sum(len(queue) for queue in self._queues.values())
+        if num_queued >= policy.max_queued_requests:
+            raise self._queue_full(request, f"the queue holds {num_queued} requests, its limit")
+        if tenant.max_queued_requests and self._queued_of_tenant[request.tenant] >= tenant.max_queued_requests:
+            raise self._queue_full(
+                request, f"tenant {request.tenant!r} has {tenant.max_queued_requests} requests waiting, its limit"
+            )
+        if wait <= 0:
+            raise self._queue_full(request, "every agent's slots are taken, and the request may not wait")
+        queue = self._queues.setdefault(request.model, FairQueue())
+        cost = self._placer.uncached_tokens(request)
+        ask.entry = queue.push(ask, request.priority, request.tenant, cost, tenant.share)
+        self._queued_of_tenant[request.tenant] += 1
+        self._asks[request.key] = ask
+        self._set_timer(ask, ask.arrived_at + wait)
+
+    def _dispatch(self, queue: FairQueue[_Ask], model: str) -> None:
+        blocked: set[tuple[Priority, str]] = set()
+        while queue and self._placer.has_room(model):
+            entry = queue.select(blocked)
+            if entry is None:
+                return
+            if self._grant_now(entry.item):
+                queue.take(entry)
+                self._left_queue(entry.item)
+            else:
+                blocked.add((entry.priority, entry.tenant))
+
+    def _left_queue(self, ask: _Ask) -> None:
+        ask.entry = None
+        tenant = ask.request.tenant
+        self._queued_of_tenant[tenant] -= 1
+        if not self._queued_of_tenant[tenant]:
+            del self._queued_of_tenant[tenant]
+
+    def _drop(self, ask: _Ask) -> None:
+        self._asks.pop(ask.request.key, None)
+        if ask.entry is not None:
+            self._queues[ask.request.model].remove(ask.entry)
+            self._left_queue(ask)
+            self._observer.ticket("abandoned")
+        elif ask.granted is not None:
+            self._placer.release(ask.granted)
+            self._observer.ticket("released")
+
+    def _refuse(self, ask: _Ask, error: DragomanError) -> None:
+        self._asks.pop(ask.request.key, None)
+        if ask.entry is not None:
+            self._queues[ask.request.model].remove(ask.entry)
+            self._left_queue(ask)
+        self._observer.ticket(error.reason_name)
+        for listener in ask.listeners:
+            listener(error)
+
+    def _set_timer(self, ask: _Ask, at: float) -> None:
+        heapq.heappush(self._timers, (at, next(self._sequence), ask))
+
+    def _num_waiting(self, model: str) -> int:
+        queue = self._queues.get(model)
+        return len(queue) if queue else 0
+
+    def _queued_answer(self, ask: _Ask) -> Queued:
+        assert ask.entry is not None
+        position = self._queues[ask.request.model].num_ahead(ask.entry)
+        return Queued(position, self.predicted_wait(ask.request.model, position))
+
+    def _check_served(self, request: AdmissionRequest) -> None:
+        candidates = self._placer.candidates(request.model)
+        if candidates is None:
+            raise self._unknown_model(request.model)
+        _check_live(request.model, candidates)
+        longest = candidates.largest_context
+        if request.min_context_tokens() > longest:
+            raise DragomanError(
+                error_pb2.ERROR_REASON_CONTEXT_EXCEEDED,
+                f"the prompt has {request.prompt_tokens} tokens, and at least one more is to be generated; the longest "
+                f"context of {request.model!r} is {longest} tokens: shorten the prompt",
+                metadata={
+                    "param": "prompt_tokens",
+                    "prompt_tokens": str(request.prompt_tokens),
+                    "max_output_tokens": str(request.max_output_tokens),
+                    "limit": str(longest),
+                },
+            )
+
+    def _unknown_model(self, model: str) -> DragomanError:
+        served = self._placer.model_names()
+        if not served and self._clock() - self._started_at < SETTLE_SECONDS:
+            return DragomanError(
+                error_pb2.ERROR_REASON_NO_AGENT,
+                "the controller has just started and no agent has registered yet: ask again in 1 s",
+                retry_delay=MIN_RETRY_SECONDS,
+            )
+        close = difflib.get_close_matches(model, served, n=1, cutoff=0.5)
+        hint = f" did you mean {close[0]!r}?" if close else ""
+        listing = f"served are {', '.join(map(repr, served))}" if served else "no agent has registered"
+        return DragomanError(
+            error_pb2.ERROR_REASON_MODEL_NOT_SERVED,
+            f"no agent serves the model {model!r}: {listing}.{hint}",
+            metadata={"param": "model", "served": ",".join(served)},
+        )
+
+    def _queue_full(self, request: AdmissionRequest, why: str) -> DragomanError:
+        delay = _retry_delay(self.predicted_wait(request.model, self._num_waiting(request.model)))
+        return DragomanError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{why}: ask again in {delay:.0f} s", retry_delay=delay)
+
+    def _waited_too_long(self, ask: _Ask, now: float) -> DragomanError:
+        try:
+            self._check_served(ask.request)
+        except DragomanError as error:
+            return error
+        return self._queue_full(ask.request, f"no agent had room within {now - ask.arrived_at:.1f} s")
+
+
+def _check_live(model: str, candidates: Candidates) -> None:
+    """Raises MODEL_LOADING or NO_AGENT when no agent of the model may be given a request, full or not."""
+    if candidates.num_in_state("serving"):
+        return
+    if candidates.num_in_state("starting"):
+        raise DragomanError(
+            error_pb2.ERROR_REASON_MODEL_LOADING,
+            f"the agents of {model!r} are still loading it: ask again in 2 s",
+            retry_delay=2.0,
+        )
+    what = "draining" if candidates.num_in_state("draining") else "silent or gone"
+    raise DragomanError(
+        error_pb2.ERROR_REASON_NO_AGENT,
+        f"every agent of {model!r} is {what}: ask again in {MIN_RETRY_SECONDS:.0f} s, and look at the agents",
+        retry_delay=MIN_RETRY_SECONDS,
+    )
+
+
+def _retry_delay(predicted_wait: float) -> float:
+    return min(max(predicted_wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)

@@ -1,0 +1,252 @@
+"""The controller's whole state and every event that changes it. No network, no tasks: the servicers and a timer call it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from dragoman.errors import DragomanError
+from dragoman.v1 import error_pb2
+from dragoman_controller.admission import Admission, Observer
+from dragoman_controller.commands import Command, Outbox, Prefetch, RotateKeys
+from dragoman_controller.explain import Placements
+from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member
+from dragoman_controller.ledger import Grant, Ledger
+from dragoman_controller.placer import Placer
+from dragoman_controller.policy import Policy, PolicyStore
+from dragoman_controller.prefetch import PrefetchAgent, plan_prefetch
+from dragoman_controller.prefix_index import Applied, PrefixIndex
+from dragoman_controller.quote import Judgement, Quotes
+from dragoman_controller.tickets import CellKey, TicketMinter
+
+HEARTBEAT_INTERVAL_SECONDS = 0.2
+TICK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended at its agent; times in seconds from acceptance."""
+
+    jti: bytes
+    ttft_seconds: float
+    total_seconds: float
+    output_tokens: int
+    incomplete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What became of a command; `code` 0 is success. `hint_outcome` is None for all but prefetches."""
+
+    command_id: str
+    code: int
+    message: str
+    hint_outcome: str | None = None
+
+
+class CellObserver(Observer, Protocol):
+    """Counts what happens in a cell."""
+
+    def judged(self, judgements: Sequence[Judgement]) -> None:
+        """A quote met its outcome."""
+
+    def hinted(self, outcome: str) -> None:
+        """A prefetch hint ended."""
+
+
+class Cell:
+    """One cell of agents under this controller."""
+
+    def __init__(
+        self,
+        keys: tuple[CellKey, ...],
+        policy: Policy,
+        observer: CellObserver,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Random | None = None,
+    ) -> None:
+        self.clock = clock
+        self._observer = observer
+        self.fleet = Fleet(self._on_change)
+        self.ledger, self.index, self.quotes = Ledger(), PrefixIndex(), Quotes()
+        self.minter = TicketMinter(keys)
+        self.placements = Placements()
+        self.policy = PolicyStore(policy, lambda _: self._notify())
+        self.placer = Placer(
+            self.fleet,
+            self.ledger,
+            self.index,
+            self.quotes,
+            self.minter,
+            self.placements,
+            clock,
+            rng or Random(),
+        )
+        self.admission = Admission(self.placer, self.policy, observer, clock)
+        self._outboxes: dict[str, Outbox] = {}
+        self._watchers: set[Callable[[], None]] = set()
+        self._streams: dict[str, int] = {}
+        self._command_ids = itertools.count(1)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back, without details, after each change of fleet or policy. Returns what ends the watch."""
+        self._watchers.add(callback)
+        return lambda: self._watchers.discard(callback)
+
+    def register(self, spec: AgentSpec, epoch: int, agent_monotonic_ms: int) -> Member:
+        """Makes an agent a member. Raises DragomanError."""
+        present = self.fleet.get(spec.agent_id)
+        if present is not None and present.epoch == epoch:
+            self.placer.remove(present)
+        member = self.fleet.register(spec, epoch, agent_monotonic_ms, self.clock())
+        member.confirmed_key_ids = self.minter.key_ids
+        self._outboxes.setdefault(member.lease_id, Outbox())
+        self.placer.remember_plan(member)
+        self.placer.refresh(member)
+        return member
+
+    def connect(self, member: Member) -> int:
+        """A Heartbeat stream of a member begins; returns its number."""
+        self._streams[member.lease_id] = number = next(self._command_ids)
+        return number
+
+    def disconnect(self, member: Member, stream: int) -> None:
+        """A Heartbeat stream ended. Only the member's latest one counts."""
+        if self._streams.get(member.lease_id) == stream:
+            self.fleet.disconnect(member, self.clock())
+
+    def beat(
+        self,
+        member: Member,
+        reported: AgentState,
+        load: Load,
+        agent_monotonic_ms: int,
+        outcomes: Iterable[Outcome] = (),
+        results: Iterable[CommandResult] = (),
+    ) -> None:
+        """Takes one beat; waiting requests get the room it shows."""
+        now = self.clock()
+        for outcome in outcomes:
+            self._take_outcome(member, outcome)
+        for result in results:
+            self._take_result(member, result)
+        self.fleet.beat(member, reported, load, agent_monotonic_ms, now)
+        for grant in self.ledger.sweep(member.agent_id, member.epoch, load, now):
+            self._ended(grant, "expired")
+        self.placer.refresh(member)
+        self.admission.dispatch(model.name for model in member.spec.models)
+
+    def outbox(self, member: Member) -> Outbox:
+        """The commands for a member."""
+        return self._outboxes[member.lease_id]
+
+    def send(self, member: Member, command: Command) -> str:
+        """Puts a command on its way with the next beat; returns its id."""
+        command_id = f"{member.lease_id}-{next(self._command_ids)}"
+        self.outbox(member).put(command_id, command)
+        return command_id
+
+    def drain(self, member: Member, command: Command) -> str:
+        """No new grants to this member from now on, and tells it to drain."""
+        self.fleet.drain(member, self.clock())
+        return self.send(member, command)
+
+    def apply_kv_events(
+        self, member: Member, sequence: int, stored: Iterable[int], removed: Iterable[int], snapshot: bool
+    ) -> Applied:
+        """Takes one message of KV events of a member."""
+        return self.index.apply(member.agent_id, member.epoch, sequence, stored, removed, snapshot)
+
+    def hint(self, model: str, block_hashes: tuple[int, ...]) -> str:
+        """Passes a hint to an agent; returns why not, or empty when some agent was told."""
+        candidates = self.placer.candidates(model)
+        agents = [
+            PrefetchAgent(member.agent_id, member.spec.data_address, view.queue_seconds, member.spec.fetches_blocks)
+            for view in (candidates.views if candidates else ())
+            if (member := self.fleet.get(view.agent_id)) is not None and member.state is AgentState.SERVING
+        ]
+        plan = plan_prefetch(agents, len(block_hashes), self.index.lookup(block_hashes))
+        if plan.agent_id:
+            self.send(self.member(plan.agent_id), Prefetch(model, block_hashes, plan.source_address))
+        self._observer.hinted("accepted" if plan.agent_id else "not_accepted")
+        return plan.refused_because
+
+    def release_ticket(self, token: bytes) -> None:
+        """Takes back an unused ticket. One that ended already is taken back too. Raises TICKET_INVALID."""
+        grant = self.ledger.end(self.minter.open(token).jti)
+        if grant is not None:
+            self._ended(grant, "released")
+            member = self.fleet.get(grant.agent_id)
+            if member is not None:
+                self.placer.refresh(member)
+            self.admission.dispatch([grant.model])
+
+    def rotate_keys(self, keys: tuple[CellKey, ...]) -> None:
+        """Takes new cell keys. An agent's tickets carry the newest key only once it has confirmed it."""
+        self.minter.rotate(keys)
+        for member in self.fleet:
+            self.send(member, RotateKeys(self.minter.agent_keys(member.agent_id, member.epoch)))
+
+    def tick(self) -> None:
+        """Lets time pass: silence, waits, unused tickets."""
+        self.fleet.tick(self.clock())
+        self.admission.tick()
+
+    def member(self, agent_id: str) -> Member:
+        """The member with this id. Raises INVALID_REQUEST that names those there are."""
+        member = self.fleet.get(agent_id)
+        if member is None:
+            names = ", ".join(sorted(repr(one.agent_id) for one in self.fleet)) or "none"
+            raise DragomanError(
+                error_pb2.ERROR_REASON_INVALID_REQUEST,
+                f"there is no agent {agent_id!r}: members are {names}",
+                metadata={"param": "agent_id"},
+            )
+        return member
+
+    def _on_change(self, change: Change) -> None:
+        member = change.member
+        if change.removed:
+            for grant in self.ledger.drop_life(member.agent_id, member.epoch):
+                self._ended(grant, "lost")
+            self.placer.remove(member)
+            self.index.remove_agent(member.agent_id)
+            self._outboxes.pop(member.lease_id, None)
+            self._streams.pop(member.lease_id, None)
+        else:
+            self.placer.refresh(member)
+        self._notify()
+
+    def _notify(self) -> None:
+        for callback in list(self._watchers):
+            callback()
+
+    def _take_outcome(self, member: Member, outcome: Outcome) -> None:
+        grant = self.ledger.end(outcome.jti)
+        if grant is None:
+            return
+        self.admission.forget(grant.key)
+        # The fallback's agent was not the one the prediction was made for.
+        if outcome.incomplete or grant.agent_id != member.agent_id or not outcome.output_tokens:
+            return
+        self.placer.service_times.observe(member.agent_id, outcome.total_seconds)
+        num_tokens = -(-outcome.output_tokens // grant.num_slots)
+        predicted = grant.ttft_seconds, grant.tpot_seconds, grant.finish_seconds(num_tokens)
+        self._observer.judged(
+            self.quotes.of(member.agent_id).learn(predicted, outcome.ttft_seconds, outcome.total_seconds, num_tokens)
+        )
+
+    def _take_result(self, member: Member, result: CommandResult) -> None:
+        command = self.outbox(member).acknowledge(result.command_id)
+        if isinstance(command, RotateKeys) and result.code == 0:
+            member.confirmed_key_ids = tuple(key_id for key_id, _ in command.keys)
+        if result.hint_outcome is not None:
+            self._observer.hinted(result.hint_outcome)
+
+    def _ended(self, grant: Grant, result: str) -> None:
+        self.admission.forget(grant.key)
+        self._observer.ticket(result)

@@ -1,0 +1,83 @@
+"""Settings of the controller process."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Admission, placement and quotes for a cell of agents."""
+
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"help": "address to listen on; other than loopback needs TLS", "group": "network"},
+    )
+    port: int = field(
+        default=50050, metadata={"help": "gRPC port; 0 takes a free one", "group": "network", "min": 0, "max": 65535}
+    )
+    metrics_port: int = field(
+        default=9470,
+        metadata={"help": "port of /metrics; 0 takes a free one", "group": "network", "min": 0, "max": 65535},
+    )
+    tls_certificate: Path | None = field(
+        default=None, metadata={"help": "PEM certificate chain of this controller", "group": "security"}
+    )
+    tls_key: Path | None = field(default=None, metadata={"help": "PEM key of that certificate", "group": "security"})
+    tls_client_ca: Path | None = field(
+        default=None, metadata={"help": "PEM certificates that sign agents and clients", "group": "security"}
+    )
+    cell_key_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "lines KEY_ID 64_HEX_DIGITS, newest first, read again on SIGHUP; unset draws a key at start",
+            "group": "security",
+        },
+    )
+    policy_file: Path | None = field(
+        default=None, metadata={"help": "TOML file with the admission policy at start", "group": "process"}
+    )
+    announce: bool = field(
+        default=False, metadata={"help": "print life events as JSON lines on stdout", "group": "process"}
+    )
+    log_level: str = field(
+        default="info",
+        metadata={
+            "help": "least severe log records shown",
+            "group": "process",
+            "choices": ("debug", "info", "warning", "error"),
+        },
+    )
+    drain_timeout: float = field(
+        default=30.0,
+        metadata={"help": "on SIGTERM, waiting requests are refused after this", "group": "process", "unit": "seconds"},
+    )
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the three TLS files are given."""
+        return None not in (self.tls_certificate, self.tls_key, self.tls_client_ca)
+
+
+def check(settings: ControllerSettings) -> None:
+    """Raises ValueError with one line that says what to do."""
+    files = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    if any(files) and not settings.has_tls:
+        raise ValueError("TLS needs all three of --tls-certificate, --tls-key and --tls-client-ca")
+    if not settings.has_tls and not is_loopback(settings.host):
+        raise ValueError(
+            f"--host {settings.host} can be reached from other machines, and without TLS ticket keys would cross the "
+            "network in the clear: give --tls-certificate, --tls-key and --tls-client-ca, or listen on 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

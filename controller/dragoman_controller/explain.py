@@ -1,0 +1,90 @@
+"""Remembers recent placements and tells, when asked, how each agent was weighed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dragoman_controller.placement import AgentView, Score, Shape
+from dragoman_controller.quote import Quote
+
+MAX_NUM_PLACEMENTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRecord:
+    """One placement with everything it was decided from. The views are shared with other records, never copied."""
+
+    request_id: str
+    shape: Shape
+    views: tuple[AgentView, ...]
+    cached_tokens: Mapping[str, int]
+    excluded: Mapping[str, str]
+    chosen_agent_id: str
+    fallback_agent_id: str
+    num_ties: int
+    queue_seconds: float
+    quote: Quote
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """One agent as it was weighed; `excluded_because` empty: it could have been chosen."""
+
+    agent_id: str
+    score: Score
+    excluded_because: str
+
+
+class Placements:
+    """A bounded ring of placements by request id; a request placed again replaces its record."""
+
+    def __init__(self, max_num_placements: int = MAX_NUM_PLACEMENTS) -> None:
+        self._max_num_placements = max_num_placements
+        self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
+
+    def add(self, record: PlacementRecord) -> None:
+        """Remembers a placement and forgets the oldest beyond the limit."""
+        self._records.pop(record.request_id, None)
+        self._records[record.request_id] = record
+        if len(self._records) > self._max_num_placements:
+            self._records.popitem(last=False)
+
+    def find(self, request_id: str) -> PlacementRecord | None:
+        """The placement of a request, if it is recent."""
+        return self._records.get(request_id)
+
+
+def weigh(record: PlacementRecord) -> list[Weighed]:
+    """Every candidate of a placement, the best first, the excluded last."""
+    weighed = [
+        Weighed(
+            view.agent_id,
+            view.score(record.shape, record.cached_tokens.get(view.agent_id, 0)),
+            record.excluded.get(view.agent_id, "") or view.refusal(record.shape),
+        )
+        for view in record.views
+    ]
+    return sorted(weighed, key=lambda one: (bool(one.excluded_because), one.score.finish_seconds))
+
+
+def reason(record: PlacementRecord) -> str:
+    """Why the chosen agent was chosen, in plain words."""
+    weighed = weigh(record)
+    chosen = next(one for one in weighed if one.agent_id == record.chosen_agent_id)
+    able = [one for one in weighed if not one.excluded_because]
+    others = [one for one in able if one is not chosen]
+    score = chosen.score
+    parts = (
+        f"{score.finish_seconds:.3f} s predicted: {score.queue_seconds:.3f} s wait, {score.prefill_seconds:.3f} s prefill "
+        f"({score.cached_tokens} of {record.shape.prompt_tokens} prompt tokens cached), {score.decode_seconds:.3f} s decode"
+    )
+    if not others:
+        return f"{chosen.agent_id} is the only agent that can take it; {parts}"
+    if record.num_ties > 1:
+        return f"{chosen.agent_id} is one of {record.num_ties} agents within 2 % of the earliest finish; {parts}"
+    return (
+        f"{chosen.agent_id} finishes first; {parts}; next is {others[0].agent_id} "
+        f"with {others[0].score.finish_seconds:.3f} s"
+    )

@@ -1,0 +1,282 @@
+"""Who is a member, in which life, and how alive: a state machine over registrations, beats and silence.
+
+A member is what its live Heartbeat says. Nothing here reads a clock: `now` is the controller's monotonic time in seconds.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from dragoman.errors import DragomanError
+from dragoman.v1 import error_pb2
+from dragoman_controller.steps import StepTable
+from dragoman_controller.tickets import MAX_AGENT_ID_BYTES
+
+SUSPECT_SECONDS = 3.0
+DEAD_SECONDS = 6.0
+REMOVE_SECONDS = 15.0
+_MAX_FENCED_EPOCHS = 16
+_MAX_FENCED_AGENTS = 4096
+
+
+class AgentState(IntEnum):
+    """Life of an agent; the numbers are those of dragoman.v1.AgentState."""
+
+    STARTING = 1
+    SERVING = 2
+    DRAINING = 3
+    SUSPECT = 4
+    DEAD = 5
+
+    @property
+    def label(self) -> str:
+        """Such as "serving"."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model as an agent serves it."""
+
+    name: str
+    digest: bytes
+    max_context_tokens: int
+    max_running_requests: int
+    max_waiting_requests: int
+    steps: StepTable
+    plan_digest: bytes = b""
+
+    @property
+    def num_slots(self) -> int:
+        """Requests the agent takes at once, running or waiting."""
+        return self.max_running_requests + self.max_waiting_requests
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """What an agent says of itself at registration. `description` is its message, kept only to be shown."""
+
+    agent_id: str
+    data_address: str
+    models: tuple[ModelSpec, ...]
+    architecture: str = ""
+    description: bytes = b""
+    fetches_blocks: bool = False
+    """Whether it can bring KV blocks from another agent or from a lower tier. No agent tells so yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load of an agent at one instant; ages in seconds, as of when it was sent."""
+
+    waiting_requests: int = 0
+    running_requests: int = 0
+    pending_prefill_tokens: int = 0
+    running_context_tokens: int = 0
+    free_kv_blocks: int = 0
+    age_seconds: float = 0.0
+    step_age_seconds: float = 0.0
+    step_count: int = 0
+    step_seconds: float = 0.0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests at the agent."""
+        return self.waiting_requests + self.running_requests
+
+
+@dataclass(slots=True)
+class Member:
+    """One life of one agent. Written by its Fleet alone."""
+
+    spec: AgentSpec
+    epoch: int
+    lease_id: str
+    heard_at: float
+    agent_monotonic_ms: int
+    reported: AgentState = AgentState.STARTING
+    state: AgentState = AgentState.STARTING
+    load: Load = field(default_factory=Load)
+    connected: bool = True
+    draining: bool = False
+    confirmed_key_ids: tuple[int, ...] = ()
+
+    @property
+    def agent_id(self) -> str:
+        """Its identifier."""
+        return self.spec.agent_id
+
+    def agent_clock_ms(self, now: float) -> int:
+        """The agent's monotonic clock as it should stand now."""
+        return self.agent_monotonic_ms + int((now - self.heard_at) * 1000)
+
+    def silence_seconds(self, now: float) -> float:
+        """Time since the last sign that its engine steps. A serving agent whose engine is stuck counts as silent."""
+        silence = now - self.heard_at
+        if self.reported in (AgentState.SERVING, AgentState.DRAINING):
+            silence += self.load.step_age_seconds
+        return silence
+
+
+def observed_state(member: Member, now: float) -> AgentState:
+    """The state of a member: what it reports, unless it is silent or was told to drain."""
+    silence = member.silence_seconds(now)
+    if silence >= DEAD_SECONDS:
+        return AgentState.DEAD
+    if silence >= SUSPECT_SECONDS or not member.connected:
+        return AgentState.SUSPECT
+    if member.draining and member.reported is AgentState.SERVING:
+        return AgentState.DRAINING
+    return member.reported
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A member that is new, changed its state, or left. `removed`: it is no longer a member."""
+
+    member: Member
+    removed: bool = False
+
+
+class Fleet:
+    """Owns the members. Every change of membership or state goes to `on_change`, in order."""
+
+    def __init__(self, on_change: Callable[[Change], None]) -> None:
+        self._on_change = on_change
+        self._members: dict[str, Member] = {}
+        self._by_lease: dict[str, Member] = {}
+        self._fenced: dict[str, deque[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def get(self, agent_id: str) -> Member | None:
+        """The member with this id, in whatever state."""
+        return self._members.get(agent_id)
+
+    def register(self, spec: AgentSpec, epoch: int, agent_monotonic_ms: int, now: float) -> Member:
+        """The member, new or the same again. Raises DUPLICATE_AGENT, EPOCH_STALE or INVALID_REQUEST."""
+        check_spec(spec, epoch)
+        if epoch in self._fenced.get(spec.agent_id, ()):
+            raise DragomanError(
+                error_pb2.ERROR_REASON_EPOCH_STALE,
+                f"agent {spec.agent_id!r} was replaced by a newer life of it: start it again, it then has a new epoch",
+            )
+        present = self._members.get(spec.agent_id)
+        if present is not None and present.epoch != epoch:
+            if observed_state(present, now) not in (AgentState.SUSPECT, AgentState.DEAD):
+                raise DragomanError(
+                    error_pb2.ERROR_REASON_DUPLICATE_AGENT,
+                    f"an agent {spec.agent_id!r} is live at {present.spec.data_address}: "
+                    "give each agent its own --agent-id",
+                    metadata={"agent_id": spec.agent_id, "data_address": present.spec.data_address},
+                )
+            self._fence(present)
+            self._remove(present)
+            present = None
+        if present is None:
+            present = Member(spec, epoch, secrets.token_hex(8), now, agent_monotonic_ms)
+            self._members[spec.agent_id] = present
+            self._by_lease[present.lease_id] = present
+        else:
+            present.spec, present.heard_at, present.agent_monotonic_ms = spec, now, agent_monotonic_ms
+            present.connected = True
+        present.state = observed_state(present, now)
+        self._on_change(Change(present))
+        return present
+
+    def member_of(self, lease_id: str, epoch: int) -> Member:
+        """The member that holds the lease. Raises LEASE_EXPIRED or EPOCH_STALE."""
+        member = self._by_lease.get(lease_id)
+        if member is None:
+            raise DragomanError(
+                error_pb2.ERROR_REASON_LEASE_EXPIRED, "this controller does not hold the lease: register again"
+            )
+        if member.epoch != epoch:
+            raise DragomanError(
+                error_pb2.ERROR_REASON_EPOCH_STALE, "the lease belongs to another life of the agent: register again"
+            )
+        return member
+
+    def beat(self, member: Member, reported: AgentState, load: Load, agent_monotonic_ms: int, now: float) -> None:
+        """Takes one beat of a member."""
+        member.heard_at, member.agent_monotonic_ms = now, agent_monotonic_ms
+        member.reported, member.load, member.connected = reported, load, True
+        self._observe(member, now)
+
+    def disconnect(self, member: Member, now: float) -> None:
+        """Its Heartbeat broke: no new grants from now on, until it beats again."""
+        if self._by_lease.get(member.lease_id) is member:
+            member.connected = False
+            self._observe(member, now)
+
+    def drain(self, member: Member, now: float) -> None:
+        """It was told to drain: no new grants, whether it knows yet or not."""
+        member.draining = True
+        self._observe(member, now)
+
+    def deregister(self, lease_id: str) -> None:
+        """Ends a membership at once. An unknown lease is none of ours, so that is done already."""
+        member = self._by_lease.get(lease_id)
+        if member is not None:
+            self._remove(member)
+
+    def tick(self, now: float) -> None:
+        """Lets silence take effect: suspect, dead, removed."""
+        for member in list(self._members.values()):
+            if now - member.heard_at >= REMOVE_SECONDS:
+                self._remove(member)
+            else:
+                self._observe(member, now)
+
+    def _observe(self, member: Member, now: float) -> None:
+        state = observed_state(member, now)
+        if state is not member.state:
+            member.state = state
+            self._on_change(Change(member))
+
+    def _remove(self, member: Member) -> None:
+        del self._members[member.agent_id]
+        del self._by_lease[member.lease_id]
+        self._on_change(Change(member, removed=True))
+
+    def _fence(self, member: Member) -> None:
+        if len(self._fenced) >= _MAX_FENCED_AGENTS:
+            del self._fenced[next(iter(self._fenced))]
+        self._fenced.setdefault(member.agent_id, deque(maxlen=_MAX_FENCED_EPOCHS)).append(member.epoch)
+
+
+def check_spec(spec: AgentSpec, epoch: int) -> None:
+    """Raises INVALID_REQUEST for an agent that could never be given a request."""
+    if not spec.agent_id or len(spec.agent_id.encode()) > MAX_AGENT_ID_BYTES:
+        raise _invalid(
+            "agent.agent_id",
+            f"agent id {spec.agent_id!r} has {len(spec.agent_id.encode())} bytes, must have 1 to {MAX_AGENT_ID_BYTES}: "
+            "set a shorter --agent-id",
+        )
+    if not epoch:
+        raise _invalid("epoch", "epoch is 0: an agent draws a random one at its start")
+    if not spec.data_address:
+        raise _invalid("agent.data_address", "data_address is empty: clients need one to dial")
+    if not spec.models:
+        raise _invalid("agent.models", "the agent serves no model: register once one is loaded")
+    for model in spec.models:
+        if not model.name or not model.digest:
+            raise _invalid("agent.models", f"model {model.name!r} lacks its name or digest")
+        if model.max_context_tokens < 2 or model.max_running_requests < 1:
+            raise _invalid(
+                "agent.models",
+                f"model {model.name!r} has a context of {model.max_context_tokens} tokens and "
+                f"{model.max_running_requests} running requests: at least 2 and 1 are needed",
+            )
+
+
+def _invalid(param: str, message: str) -> DragomanError:
+    return DragomanError(error_pb2.ERROR_REASON_INVALID_REQUEST, message, metadata={"param": param})

@@ -1,0 +1,170 @@
+"""What was granted and has not ended: the debit that each grant puts on its agent until a beat or an outcome replaces it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from dragoman_controller.fleet import Load
+
+# A ticket needs this long to reach its agent and show up in the load; counting it twice for so long does no harm.
+TRAVEL_SECONDS = 0.05
+# Past its first-use window by this much, a ticket that was never heard of was not used.
+EXPIRY_MARGIN_SECONDS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """One granted request. `ttft_seconds` and `tpot_seconds` are the uncalibrated predictions it was placed by."""
+
+    jti: bytes
+    key: tuple[str, str, int]
+    tenant: str
+    model: str
+    agent_id: str
+    epoch: int
+    granted_at: float
+    usable_until: float
+    num_slots: int
+    uncached_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    ttft_seconds: float
+    tpot_seconds: float
+    fallback_jti: bytes | None = None
+    ended: bool = False
+
+    def finish_seconds(self, output_tokens: int) -> float:
+        """Predicted seconds from acceptance to the last of so many tokens."""
+        return self.ttft_seconds + max(output_tokens - 1, 0) * self.tpot_seconds
+
+    def remaining_seconds(self, now: float) -> float:
+        """Predicted seconds until its last asked-for token."""
+        return max(self.granted_at + self.finish_seconds(self.output_tokens) - now, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Debit:
+    """What one agent has in front of it: its own report plus the grants the report cannot know yet."""
+
+    num_requests: int
+    pending_prefill_tokens: int
+    context_tokens: int
+    num_contexts: int
+
+    @property
+    def mean_context_tokens(self) -> float:
+        """Mean context of the sequences, in tokens."""
+        return self.context_tokens / self.num_contexts if self.num_contexts else 0.0
+
+
+@dataclass(slots=True)
+class _Account:
+    """The open grants of one life of one agent."""
+
+    open: dict[bytes, Grant] = field(default_factory=dict)
+    recent: deque[Grant] = field(default_factory=deque)
+    num_open_slots: int = 0
+
+
+class Ledger:
+    """Owns the open grants, by ticket id and by agent."""
+
+    def __init__(self) -> None:
+        self._by_jti: dict[bytes, Grant] = {}
+        self._accounts: dict[tuple[str, int], _Account] = {}
+        self._running: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return sum(len(account.open) for account in self._accounts.values())
+
+    def add(self, grant: Grant) -> None:
+        """Debits an agent."""
+        account = self._accounts.setdefault((grant.agent_id, grant.epoch), _Account())
+        account.open[grant.jti] = grant
+        account.recent.append(grant)
+        account.num_open_slots += grant.num_slots
+        self._running[grant.tenant] += 1
+        self._by_jti[grant.jti] = grant
+        if grant.fallback_jti is not None:
+            self._by_jti[grant.fallback_jti] = grant
+
+    def end(self, jti: bytes) -> Grant | None:
+        """Undoes the debit of a ticket, be it the first or the fallback; None when it is not open."""
+        grant = self._by_jti.get(jti)
+        if grant is not None:
+            self._close(grant)
+        return grant
+
+    def find(self, jti: bytes) -> Grant | None:
+        """The open grant of a ticket."""
+        return self._by_jti.get(jti)
+
+    def open_grants(self, agent_id: str, epoch: int) -> list[Grant]:
+        """Open grants of one life of an agent, the oldest first."""
+        account = self._accounts.get((agent_id, epoch))
+        return list(account.open.values()) if account else []
+
+    def num_open(self, agent_id: str, epoch: int) -> int:
+        """Number of open grants of one life of an agent."""
+        account = self._accounts.get((agent_id, epoch))
+        return len(account.open) if account else 0
+
+    def num_running(self, tenant: str) -> int:
+        """Open grants of a tenant."""
+        return self._running[tenant]
+
+    def drop_life(self, agent_id: str, epoch: int) -> list[Grant]:
+        """Closes every grant of a life that is over; returns them."""
+        grants = self.open_grants(agent_id, epoch)
+        for grant in grants:
+            self._close(grant)
+        self._accounts.pop((agent_id, epoch), None)
+        return grants
+
+    def sweep(self, agent_id: str, epoch: int, load: Load, now: float) -> list[Grant]:
+        """Closes grants whose ticket ran out unused; returns them.
+
+        An expired ticket without an outcome is either running or was never used. The agent's own count tells how
+        many run; of what is open beyond it the oldest are taken for unused.
+        """
+        account = self._accounts.get((agent_id, epoch))
+        if account is None:
+            return []
+        expired = [g for g in account.open.values() if g.usable_until + EXPIRY_MARGIN_SECONDS <= now]
+        surplus = expired[: max(len(expired) - load.num_requests, 0)]
+        for grant in surplus:
+            self._close(grant)
+        return surplus
+
+    def debit(self, agent_id: str, epoch: int, load: Load, sampled_at: float) -> Debit:
+        """What is in front of an agent, by its report of `sampled_at` and by what was granted since."""
+        num_slots = uncached = context = 0
+        account = self._accounts.get((agent_id, epoch))
+        if account is not None:
+            recent = account.recent
+            while recent and (recent[0].ended or recent[0].granted_at < sampled_at - TRAVEL_SECONDS):
+                recent.popleft()
+            for grant in recent:
+                if not grant.ended:
+                    num_slots += grant.num_slots
+                    uncached += grant.uncached_tokens
+                    context += grant.prompt_tokens * grant.num_slots
+        return Debit(
+            num_requests=max(load.num_requests + num_slots, account.num_open_slots if account else 0),
+            pending_prefill_tokens=load.pending_prefill_tokens + uncached,
+            context_tokens=load.running_context_tokens + context,
+            num_contexts=load.running_requests + num_slots,
+        )
+
+    def _close(self, grant: Grant) -> None:
+        grant.ended = True
+        account = self._accounts[grant.agent_id, grant.epoch]
+        del account.open[grant.jti]
+        account.num_open_slots -= grant.num_slots
+        self._running[grant.tenant] -= 1
+        if not self._running[grant.tenant]:
+            del self._running[grant.tenant]
+        del self._by_jti[grant.jti]
+        if grant.fallback_jti is not None:
+            self._by_jti.pop(grant.fallback_jti, None)

@@ -1,0 +1,313 @@
+"""Grants: places a request, mints its tickets, quotes it and debits the agent. Owns the views of every model."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+from dragoman.prefix_hash import UNIT_TOKENS
+from dragoman_controller.explain import PlacementRecord, Placements
+from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
+from dragoman_controller.ledger import Grant, Ledger
+from dragoman_controller.placement import Candidates, Placement, Shape, place
+from dragoman_controller.prefix_index import PrefixIndex
+from dragoman_controller.quote import Quote, Quotes
+from dragoman_controller.requests import AdmissionRequest
+from dragoman_controller.tickets import USABLE_SECONDS, Claims, TicketMinter
+from dragoman_controller.views import ServiceTimes, plan_of, view_of
+
+_OTHER_PLAN = "a stream goes on where plan and architecture are those it began with"
+_MAX_KNOWN_MODELS = 1024
+_MAX_KNOWN_PLANS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One ticket as handed to a client; `usable_seconds` from now."""
+
+    token: bytes
+    jti: bytes
+    data_address: str
+    usable_seconds: float
+    expected_cached_tokens: int
+    agent_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Admission: the ticket, maybe a second one for another agent, and the promise."""
+
+    ticket: Ticket
+    fallback: Ticket | None
+    quote: Quote
+    usable_until: float
+
+    def aged(self, now: float) -> Granted:
+        """The same grant given out again later."""
+        left = max(self.usable_until - now, 0.0)
+        fallback = replace(self.fallback, usable_seconds=left) if self.fallback else None
+        return replace(self, ticket=replace(self.ticket, usable_seconds=left), fallback=fallback)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A placement with what it was decided from."""
+
+    candidates: Candidates
+    shape: Shape
+    cached_tokens: Mapping[str, int]
+    excluded: Mapping[str, str]
+    placement: Placement
+
+
+class Placer:
+    """Effects of placement on ledger, tickets and records; the choice itself is `placement.place`."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        index: PrefixIndex,
+        quotes: Quotes,
+        minter: TicketMinter,
+        placements: Placements,
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._fleet, self._ledger, self._index, self._quotes = fleet, ledger, index, quotes
+        self._minter, self._placements, self._clock, self._rng = minter, placements, clock, rng
+        self.service_times = ServiceTimes()
+        self._models: dict[str, Candidates] = {}
+        # Outlives the agent: its streams are resumed when it is gone.
+        self._plans: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+
+    def candidates(self, model: str) -> Candidates | None:
+        """The agents of a model, maybe none any more; None when the model was never served."""
+        return self._models.get(model)
+
+    def model_names(self) -> list[str]:
+        """Models that are or were served."""
+        return sorted(self._models)
+
+    def has_room(self, model: str) -> bool:
+        """Whether some agent of the model may be given a request now."""
+        candidates = self._models.get(model)
+        return candidates is not None and any(not view.excluded_because for view in candidates.views)
+
+    def completions_per_second(self, model: str) -> float:
+        """Requests of mean length that the live agents of the model end in a second when they are full."""
+        candidates = self._models.get(model)
+        rate = 0.0
+        for view in candidates.views if candidates else ():
+            member = self._fleet.get(view.agent_id)
+            if member is not None and member.state is AgentState.SERVING:
+                spec = _model_of(member, model)
+                seconds = self.service_times.mean(view.agent_id, spec)
+                rate += spec.max_running_requests / seconds if seconds > 0 else 0.0
+        return rate
+
+    def num_running(self, tenant: str) -> int:
+        """Open grants of a tenant."""
+        return self._ledger.num_running(tenant)
+
+    def uncached_tokens(self, request: AdmissionRequest) -> int:
+        """Prompt tokens to be computed at the agent that holds most of the prefix."""
+        held = self._index.lookup(request.block_hashes)
+        return max(request.predicted_prompt_tokens - max(held.values(), default=0) * UNIT_TOKENS, 1)
+
+    def remember_plan(self, member: Member) -> None:
+        """Notes by which plan and architecture the streams of this life were begun."""
+        self._plans[member.agent_id, member.epoch] = plan_of(member, member.spec.models[0])
+        if len(self._plans) > _MAX_KNOWN_PLANS:
+            self._plans.popitem(last=False)
+
+    def refresh(self, member: Member) -> None:
+        """Makes the views of a member anew, from its present load and grants."""
+        sampled_at = member.heard_at - member.load.age_seconds
+        debit = self._ledger.debit(member.agent_id, member.epoch, member.load, sampled_at)
+        for model in member.spec.models:
+            candidates = self._models.get(model.name)
+            if candidates is None:
+                candidates = self._learn_model(model.name)
+            mean_seconds = self.service_times.mean(member.agent_id, model)
+            candidates.put(view_of(member, model, debit, mean_seconds))
+
+    def remove(self, member: Member) -> None:
+        """Drops the views of a member that left, or whose models changed."""
+        for candidates in self._models.values():
+            candidates.remove(member.agent_id)
+        self._minter.forget(member.agent_id, member.epoch)
+
+    def quote(self, request: AdmissionRequest) -> tuple[Quote, str] | None:
+        """The quote and the agent, were the request granted now; None when no agent has room."""
+        placed = self._place(request)
+        if placed is None:
+            return None
+        view = placed.candidates.views[placed.placement.chosen]
+        return self._quote(request, placed.placement, view.agent_id, view.max_context_tokens), view.agent_id
+
+    def grant(self, request: AdmissionRequest, queue_seconds: float) -> Granted | None:
+        """Places the request, mints and debits; None when no agent can take it now."""
+        placed = self._place(request)
+        if placed is None:
+            return None
+        now = self._clock()
+        views, placement = placed.candidates.views, placed.placement
+        chosen = views[placement.chosen]
+        quote = self._quote(request, placement, chosen.agent_id, chosen.max_context_tokens)
+        member = self._member(chosen.agent_id)
+        ticket = self._ticket(request, member, placement.score.cached_tokens, now)
+        fallback = None
+        if placement.fallback is not None:
+            other = self._member(views[placement.fallback].agent_id)
+            fallback = self._ticket(request, other, self._cached(placed, other.agent_id), now)
+        self._debit(request, placed, member, ticket, fallback, now)
+        self._placements.add(
+            PlacementRecord(
+                request.request_id,
+                placed.shape,
+                tuple(views),
+                placed.cached_tokens,
+                placed.excluded,
+                chosen.agent_id,
+                fallback.agent_id if fallback else "",
+                placement.num_ties,
+                queue_seconds,
+                quote,
+            )
+        )
+        self.refresh(member)
+        return Granted(ticket, fallback, quote, now + USABLE_SECONDS)
+
+    def release(self, granted: Granted) -> None:
+        """Undoes a grant whose ticket is not used."""
+        grant = self._ledger.end(granted.ticket.jti)
+        if grant is not None:
+            member = self._fleet.get(grant.agent_id)
+            if member is not None and member.epoch == grant.epoch:
+                self.refresh(member)
+
+    def _learn_model(self, name: str) -> Candidates:
+        if len(self._models) >= _MAX_KNOWN_MODELS:
+            gone = next((known for known, candidates in self._models.items() if not candidates.views), None)
+            if gone is not None:
+                del self._models[gone]
+        candidates = self._models[name] = Candidates()
+        return candidates
+
+    def _member(self, agent_id: str) -> Member:
+        member = self._fleet.get(agent_id)
+        assert member is not None, "a view outlived its member"
+        return member
+
+    def _place(self, request: AdmissionRequest) -> _Placed | None:
+        candidates = self._models.get(request.model)
+        if candidates is None:
+            return None
+        held = self._index.lookup(request.block_hashes) if request.block_hashes else {}
+        cached = {agent_id: units * UNIT_TOKENS for agent_id, units in held.items()}
+        shape = _shape(request)
+        other_plans = self._other_plans(request, candidates)
+        excluded_sets: tuple[Mapping[str, str], ...] = (other_plans, {}) if other_plans else ({},)
+        for excluded in excluded_sets:
+            placement = place(candidates, shape, cached, self._rng, excluded)
+            if placement is not None:
+                return _Placed(candidates, shape, cached, excluded, placement)
+        return None
+
+    def _other_plans(self, request: AdmissionRequest, candidates: Candidates) -> dict[str, str]:
+        """A resumed stream prefers an agent with the plan it began with: equal plans give equal tokens."""
+        if request.resume is None:
+            return {}
+        plan = self._plans.get((request.resume.origin_agent_id, request.resume.origin_epoch))
+        if not plan:
+            return {}
+        return {view.agent_id: _OTHER_PLAN for view in candidates.views if view.plan != plan}
+
+    def _cached(self, placed: _Placed, agent_id: str) -> int:
+        return min(placed.cached_tokens.get(agent_id, 0), placed.shape.prompt_tokens - 1)
+
+    def _quote(self, request: AdmissionRequest, placement: Placement, agent_id: str, max_context: int) -> Quote:
+        score = placement.score
+        ttft = score.queue_seconds + score.prefill_seconds
+        delivered = request.resume.from_cursor // request.num_choices if request.resume else 0
+        num_tokens = max(request.output_tokens(max_context) - delivered, 1)
+        return self._quotes.of(agent_id).quote(ttft, score.step_seconds, ttft + (num_tokens - 1) * score.step_seconds)
+
+    def _ticket(self, request: AdmissionRequest, member: Member, cached_tokens: int, now: float) -> Ticket:
+        model = _model_of(member, request.model)
+        resume = request.resume
+        deadline = request.deadline_seconds
+        minted = self._minter.mint(
+            Claims(
+                agent_id=member.agent_id,
+                epoch=member.epoch,
+                tenant=request.tenant,
+                model_digest=model.digest,
+                prompt_digest=request.prompt_digest,
+                max_prompt_tokens=request.max_prompt_tokens(model.max_context_tokens),
+                max_output_tokens=request.output_tokens(model.max_context_tokens),
+                priority=request.priority,
+                not_after_ms=member.agent_clock_ms(now) + int(USABLE_SECONDS * 1000),
+                deadline_budget_ms=0 if deadline is None else min(max(int(deadline * 1000), 1), (1 << 32) - 1),
+                resume=(resume.origin_epoch, resume.attempt, resume.from_cursor) if resume else None,
+            ),
+            member.confirmed_key_ids,
+        )
+        return Ticket(
+            minted.token,
+            minted.jti,
+            member.spec.data_address,
+            USABLE_SECONDS,
+            cached_tokens,
+            member.agent_id,
+            member.epoch,
+        )
+
+    def _debit(
+        self,
+        request: AdmissionRequest,
+        placed: _Placed,
+        member: Member,
+        ticket: Ticket,
+        fallback: Ticket | None,
+        now: float,
+    ) -> None:
+        score, shape = placed.placement.score, placed.shape
+        self._ledger.add(
+            Grant(
+                jti=ticket.jti,
+                key=request.key,
+                tenant=request.tenant,
+                model=request.model,
+                agent_id=member.agent_id,
+                epoch=member.epoch,
+                granted_at=now,
+                usable_until=now + USABLE_SECONDS,
+                num_slots=min(request.num_choices, _model_of(member, request.model).num_slots),
+                uncached_tokens=shape.prompt_tokens - score.cached_tokens,
+                prompt_tokens=shape.prompt_tokens,
+                output_tokens=shape.output_tokens,
+                ttft_seconds=score.queue_seconds + score.prefill_seconds,
+                tpot_seconds=score.step_seconds,
+                fallback_jti=fallback.jti if fallback else None,
+            )
+        )
+
+
+def _model_of(member: Member, name: str) -> ModelSpec:
+    return next(model for model in member.spec.models if model.name == name)
+
+
+def _shape(request: AdmissionRequest) -> Shape:
+    prompt_tokens = request.predicted_prompt_tokens
+    return Shape(
+        prompt_tokens=prompt_tokens,
+        output_tokens=request.predicted_output_tokens(),
+        num_choices=request.num_choices,
+        min_context_tokens=request.min_context_tokens(),
+        wanted_context_tokens=request.min_context_tokens() - 1 + max(request.max_output_tokens, 1),
+    )

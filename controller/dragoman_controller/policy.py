@@ -1,0 +1,146 @@
+"""The admission policy in force: limits, shares and targets, by revision; from a TOML file and by update."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from dragoman.errors import DragomanError
+from dragoman.v1 import error_pb2
+from dragoman_controller.requests import Priority
+
+MAX_QUEUE_LIMIT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """Limits of one tenant; 0 is no limit of its own."""
+
+    max_queued_requests: int = 0
+    max_running_requests: int = 0
+    share: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTarget:
+    """Targets of one class in seconds; 0 is none."""
+
+    time_to_first_token_seconds: float = 0.0
+    time_per_output_token_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything an operator can set about admission."""
+
+    revision: int = 1
+    max_queued_requests: int = 4096
+    max_queue_wait_seconds: float = 30.0
+    default_tenant: TenantPolicy = field(default_factory=TenantPolicy)
+    tenants: Mapping[str, TenantPolicy] = field(default_factory=dict)
+    targets: Mapping[str, ClassTarget] = field(default_factory=dict)
+
+    def tenant(self, name: str) -> TenantPolicy:
+        """Limits of a tenant."""
+        return self.tenants.get(name, self.default_tenant)
+
+
+def check(policy: Policy) -> None:
+    """Raises DragomanError INVALID_REQUEST naming the bad field."""
+    if not 0 <= policy.max_queued_requests <= MAX_QUEUE_LIMIT:
+        raise _invalid("max_queued_requests", f"is {policy.max_queued_requests}, must be 0 to {MAX_QUEUE_LIMIT}")
+    if policy.max_queue_wait_seconds < 0:
+        raise _invalid("max_queue_wait", f"is {policy.max_queue_wait_seconds:g} s, must not be negative")
+    for name, tenant in {"": policy.default_tenant, **policy.tenants}.items():
+        for key in ("max_queued_requests", "max_running_requests", "share"):
+            if getattr(tenant, key) < 0:
+                raise _invalid(f"tenants.{name or 'default'}.{key}", f"is {getattr(tenant, key)}, must not be negative")
+    known = [priority.label for priority in Priority]
+    for name in policy.targets:
+        if name not in known:
+            raise _invalid("targets", f"names the class {name!r}, must be one of {', '.join(known)}")
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy of a TOML file: the fields of Policy, tables [tenants.NAME], [default_tenant], [targets.CLASS].
+
+    Raises ValueError that names file and key.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    tenants = {
+        name: _record(TenantPolicy, sub, path, f"tenants.{name}") for name, sub in _tables(table, "tenants", path)
+    }
+    targets = {
+        name: _record(ClassTarget, sub, path, f"targets.{name}") for name, sub in _tables(table, "targets", path)
+    }
+    default = _record(TenantPolicy, table.pop("default_tenant", {}), path, "default_tenant")
+    if "revision" in table:
+        raise ValueError(f"{path}: 'revision' is counted by the controller, leave it out")
+    policy: Policy = replace(_record(Policy, table, path, ""), tenants=tenants, targets=targets, default_tenant=default)
+    try:
+        check(policy)
+    except DragomanError as error:
+        raise ValueError(f"{path}: {error.message}") from None
+    return policy
+
+
+class PolicyStore:
+    """Owns the policy in force. `on_change` is told of each new one."""
+
+    def __init__(self, policy: Policy, on_change: Callable[[Policy], None]) -> None:
+        self._policy = policy
+        self._on_change = on_change
+
+    @property
+    def current(self) -> Policy:
+        """The policy in force."""
+        return self._policy
+
+    def update(self, policy: Policy) -> Policy:
+        """Puts a policy in force; its revision must be the one it replaces. Raises POLICY_CONFLICT, INVALID_REQUEST."""
+        if policy.revision != self._policy.revision:
+            raise DragomanError(
+                error_pb2.ERROR_REASON_POLICY_CONFLICT,
+                f"the policy is at revision {self._policy.revision}, the update is for {policy.revision}: "
+                "read it again and repeat the change",
+                metadata={"revision": str(self._policy.revision)},
+            )
+        check(policy)
+        self._policy = replace(policy, revision=policy.revision + 1)
+        self._on_change(self._policy)
+        return self._policy
+
+
+def _tables(table: dict[str, Any], key: str, path: Path) -> list[tuple[str, Any]]:
+    value = table.pop(key, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: {key} must be tables such as [{key}.NAME]")
+    return list(value.items())
+
+
+def _record(kind: type[Any], table: Any, path: Path, where: str) -> Any:
+    prefix = f"{where}." if where else ""
+    if not isinstance(table, dict):
+        raise ValueError(f"{path}: {where} must be a table")
+    kinds = {f.name: type(f.default) for f in fields(kind) if isinstance(f.default, (int, float))}
+    for key, value in table.items():
+        if key not in kinds:
+            raise ValueError(f"{path}: unknown key {prefix}{key}, known are {', '.join(sorted(kinds))}")
+        allowed = (int, float) if kinds[key] is float else (int,)
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise ValueError(
+                f"{path}: {prefix}{key} is {value!r}, must be {'a number' if float in allowed else 'whole'}"
+            )
+    return kind(**{key: kinds[key](value) for key, value in table.items()})
+
+
+def _invalid(param: str, message: str) -> DragomanError:
+    return DragomanError(
+        error_pb2.ERROR_REASON_INVALID_REQUEST, f"policy: {param} {message}", metadata={"param": f"policy.{param}"}
+    )

@@ -1,0 +1,145 @@
+"""What is to be admitted, as the controller knows it: sizes and hashes, never the prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dragoman.errors import DragomanError
+from dragoman.prefix_hash import UNIT_TOKENS
+from dragoman.v1 import error_pb2
+
+MAX_RESUME_ATTEMPTS = 3
+MAX_NUM_CHOICES = 128
+MAX_ID_BYTES = 128
+DIGEST_BYTES = 32
+# English text runs at about four bytes a token; used only to predict where the client has no tokenizer.
+BYTES_PER_TOKEN_GUESS = 4
+# A tokenizer may put a few tokens of its own around a text.
+NUM_ADDED_TOKENS = 16
+# Output predicted where the client sets no limit; a whole context would make every agent look alike.
+DEFAULT_OUTPUT_TOKENS = 256
+
+
+class Priority(IntEnum):
+    """Class of service; the numbers are those of dragoman.v1.Priority."""
+
+    INTERACTIVE = 1
+    STANDARD = 2
+    BATCH = 3
+
+    @property
+    def label(self) -> str:
+        """Such as "interactive"."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The stream a request continues; `from_cursor` counts the delivered tokens of all choices."""
+
+    origin_agent_id: str
+    origin_epoch: int
+    attempt: int
+    from_cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRequest:
+    """One request. `prompt_tokens` is None where the client has no tokenizer; then `prompt_bytes` bounds it."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int | None
+    prompt_bytes: int
+    prompt_digest: bytes
+    max_output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    priority: Priority = Priority.STANDARD
+    tenant: str = ""
+    num_choices: int = 1
+    max_queue_wait_seconds: float | None = None
+    deadline_seconds: float | None = None
+    resume: Resume | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What makes two asks the same ask: a resume of a request is another one."""
+        return self.tenant, self.request_id, self.resume.attempt if self.resume else 0
+
+    @property
+    def predicted_prompt_tokens(self) -> int:
+        """Tokens the agent is expected to find in the context at its start: prompt and delivered tokens."""
+        delivered = self.resume.from_cursor if self.resume else 0
+        if self.prompt_tokens is not None:
+            return self.prompt_tokens + delivered
+        return max(1, self.prompt_bytes // BYTES_PER_TOKEN_GUESS) + delivered
+
+    def min_context_tokens(self) -> int:
+        """Least context that can hold the request: its prompt and one token. 1 where only bytes are known."""
+        return 1 if self.prompt_tokens is None else self.prompt_tokens + 1
+
+    def max_prompt_tokens(self, max_context_tokens: int) -> int:
+        """Upper bound of the prompt that the ticket allows."""
+        if self.prompt_tokens is not None:
+            return self.prompt_tokens
+        return min(self.prompt_bytes + NUM_ADDED_TOKENS, max_context_tokens)
+
+    def output_tokens(self, max_context_tokens: int) -> int:
+        """Tokens a choice may generate: the asked-for number, clamped to the room the prompt leaves."""
+        room = max(max_context_tokens - (self.prompt_tokens or 0), 1)
+        return min(self.max_output_tokens, room) if self.max_output_tokens else room
+
+    def predicted_output_tokens(self) -> int:
+        """Tokens still to come in each choice, for the score; the same for every agent."""
+        delivered = self.resume.from_cursor // self.num_choices if self.resume else 0
+        return max((self.max_output_tokens or DEFAULT_OUTPUT_TOKENS) - delivered, 1)
+
+
+def validate(request: AdmissionRequest, needs_id: bool = True) -> None:
+    """Raises DragomanError naming the field in metadata "param"."""
+    if needs_id and not request.request_id:
+        raise _invalid("request_id", "request_id is empty: send a UUID, so that asking again gives the same answer")
+    for name, value in (("request_id", request.request_id), ("tenant", request.tenant), ("model", request.model)):
+        if len(value.encode()) > MAX_ID_BYTES:
+            raise _invalid(name, f"{name} has {len(value.encode())} bytes, at most {MAX_ID_BYTES} are allowed")
+    if not request.model:
+        raise _invalid("model", "model is empty: name the model to run")
+    if request.prompt_tokens is None and not request.prompt_bytes:
+        raise _invalid("prompt_bytes", "prompt_tokens and prompt_bytes are both unset: send one, it bounds the prompt")
+    if request.prompt_tokens == 0:
+        raise _invalid("prompt_tokens", "prompt_tokens is 0: a prompt needs at least one token")
+    if len(request.prompt_digest) != DIGEST_BYTES:
+        raise _invalid(
+            "prompt_digest",
+            f"prompt_digest has {len(request.prompt_digest)} bytes, must be the {DIGEST_BYTES} of the prompt's SHA-256",
+        )
+    if request.num_choices > MAX_NUM_CHOICES:
+        raise _invalid("num_choices", f"num_choices is {request.num_choices}, at most {MAX_NUM_CHOICES} are allowed")
+    if request.prompt_tokens is not None and len(request.block_hashes) * UNIT_TOKENS > request.prompt_tokens:
+        raise _invalid(
+            "block_hashes",
+            f"{len(request.block_hashes)} block hashes for {request.prompt_tokens} prompt tokens: "
+            f"one for each full unit of {UNIT_TOKENS} tokens is possible",
+        )
+    for name, seconds in (("max_queue_wait", request.max_queue_wait_seconds), ("deadline", request.deadline_seconds)):
+        if seconds is not None and seconds < 0:
+            raise _invalid(name, f"{name} is {seconds:g} s, must not be negative")
+    if request.resume is not None:
+        _validate_resume(request.resume)
+
+
+def _validate_resume(resume: Resume) -> None:
+    if resume.attempt == 0:
+        raise _invalid("resume.attempt", "resume.attempt is 0: the first resume is attempt 1")
+    if resume.attempt > MAX_RESUME_ATTEMPTS:
+        raise DragomanError(
+            error_pb2.ERROR_REASON_RESUME_REFUSED,
+            f"resume attempt {resume.attempt} is refused: a stream is resumed at most {MAX_RESUME_ATTEMPTS} times, "
+            "start the request again",
+            metadata={"param": "resume.attempt", "limit": str(MAX_RESUME_ATTEMPTS)},
+        )
+
+
+def _invalid(param: str, message: str) -> DragomanError:
+    return DragomanError(error_pb2.ERROR_REASON_INVALID_REQUEST, message, metadata={"param": param})

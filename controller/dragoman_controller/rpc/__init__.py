@@ -1,0 +1,1 @@
+"""Servicers: messages to decisions and back, nothing else."""

@@ -1,0 +1,207 @@
+"""Messages to the controller's own types and back."""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2
+
+from dragoman.errors import DragomanError
+from dragoman.step_model import StepModel
+from dragoman.v1 import admission_service_pb2, agent_pb2, agent_registry_service_pb2, error_pb2
+from dragoman_controller.cell import CommandResult, Outcome
+from dragoman_controller.commands import Command, Drain, Prefetch, Revoke
+from dragoman_controller.fleet import AgentSpec, AgentState, Load, Member, ModelSpec
+from dragoman_controller.placer import Granted, Ticket
+from dragoman_controller.quote import Estimate, Quote
+from dragoman_controller.requests import AdmissionRequest, Priority, Resume
+from dragoman_controller.steps import StepTable
+
+_PRIORITIES = {0: Priority.STANDARD, 1: Priority.INTERACTIVE, 2: Priority.STANDARD, 3: Priority.BATCH}
+_STATES = {int(state): state for state in AgentState}
+
+
+def duration(seconds: float) -> duration_pb2.Duration:
+    """A Duration of so many seconds."""
+    whole = int(seconds)
+    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+
+
+def seconds_of(message: duration_pb2.Duration) -> float:
+    """Seconds of a Duration."""
+    return message.seconds + message.nanos * 1e-9
+
+
+def admission_request(message: admission_service_pb2.AcquireTicketRequest) -> AdmissionRequest:
+    """The request of a message. Raises INVALID_REQUEST for a class this version does not know."""
+    priority = _PRIORITIES.get(message.priority)
+    if priority is None:
+        raise invalid("priority", f"priority is {message.priority}, must be one of the named classes")
+    resume = None
+    if message.HasField("resume"):
+        cut = message.resume
+        resume = Resume(cut.origin_agent_id, cut.origin_epoch, cut.attempt, cut.from_cursor)
+    return AdmissionRequest(
+        request_id=message.request_id,
+        model=message.model,
+        prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
+        prompt_bytes=message.prompt_bytes,
+        prompt_digest=message.prompt_digest,
+        max_output_tokens=message.max_output_tokens,
+        block_hashes=tuple(message.block_hashes),
+        priority=priority,
+        tenant=message.tenant,
+        num_choices=message.num_choices or 1,
+        max_queue_wait_seconds=seconds_of(message.max_queue_wait) if message.HasField("max_queue_wait") else None,
+        deadline_seconds=seconds_of(message.deadline) if message.HasField("deadline") else None,
+        resume=resume,
+    )
+
+
+def ticket_response(granted: Granted) -> admission_service_pb2.AcquireTicketResponse:
+    """The answer to a granted request."""
+    response = admission_service_pb2.AcquireTicketResponse(
+        ticket=_ticket(granted.ticket), quote=quote_message(granted.quote)
+    )
+    if granted.fallback is not None:
+        response.fallback_ticket.CopyFrom(_ticket(granted.fallback))
+    return response
+
+
+def _ticket(ticket: Ticket) -> admission_service_pb2.Ticket:
+    return admission_service_pb2.Ticket(
+        token=ticket.token,
+        data_address=ticket.data_address,
+        usable_for=duration(ticket.usable_seconds),
+        expected_cached_tokens=ticket.expected_cached_tokens,
+        agent_id=ticket.agent_id,
+        epoch=ticket.epoch,
+    )
+
+
+def quote_message(quote: Quote) -> admission_service_pb2.LatencyQuote:
+    """The message of a quote."""
+    return admission_service_pb2.LatencyQuote(
+        time_to_first_token=_estimate(quote.time_to_first_token),
+        time_per_output_token=_estimate(quote.time_per_output_token),
+        finish=_estimate(quote.finish),
+    )
+
+
+def _estimate(estimate: Estimate) -> admission_service_pb2.LatencyEstimate:
+    return admission_service_pb2.LatencyEstimate(
+        expected=duration(estimate.expected), p10=duration(estimate.p10), p90=duration(estimate.p90)
+    )
+
+
+def agent_spec(message: agent_pb2.Agent) -> AgentSpec:
+    """The agent of a message. Raises INVALID_REQUEST where its step model is not one."""
+    chosen = next((candidate.device for candidate in message.devices if candidate.chosen), None)
+    return AgentSpec(
+        agent_id=message.agent_id,
+        data_address=message.data_address,
+        models=tuple(_model_spec(model) for model in message.models),
+        architecture=chosen.architecture if chosen is not None else "",
+        description=message.SerializeToString(),
+    )
+
+
+def _model_spec(message: agent_pb2.ServedModel) -> ModelSpec:
+    try:
+        steps = StepTable(StepModel.from_proto(message.step_model))
+    except ValueError as error:
+        raise invalid(
+            "agent.models.step_model", f"the step model of {message.model!r} is not usable: {error}"
+        ) from None
+    context = message.max_context_tokens
+    if message.kv_block_count and message.kv_block_tokens:
+        context = min(context, message.kv_block_count * message.kv_block_tokens)
+    return ModelSpec(
+        name=message.model,
+        digest=message.model_digest,
+        max_context_tokens=context,
+        max_running_requests=message.max_running_requests,
+        max_waiting_requests=message.max_waiting_requests,
+        steps=steps,
+        plan_digest=message.plan_digest,
+    )
+
+
+def agent_state(number: int) -> AgentState:
+    """The state an agent reports. Raises INVALID_REQUEST for one that agents do not have."""
+    state = _STATES.get(number)
+    if state not in (AgentState.STARTING, AgentState.SERVING, AgentState.DRAINING):
+        raise invalid("state", f"state is {number}, an agent reports STARTING, SERVING or DRAINING")
+    return state
+
+
+def load_of(message: agent_pb2.AgentLoad) -> Load:
+    """The load of a message."""
+    return Load(
+        waiting_requests=message.waiting_requests,
+        running_requests=message.running_requests,
+        pending_prefill_tokens=message.pending_prefill_tokens,
+        running_context_tokens=message.running_context_tokens,
+        free_kv_blocks=message.free_kv_blocks,
+        age_seconds=seconds_of(message.age),
+        step_age_seconds=seconds_of(message.step_age),
+        step_count=message.step_count,
+        step_seconds=message.step_seconds,
+    )
+
+
+def load_message(member: Member, now: float) -> agent_pb2.AgentLoad:
+    """The load of a member as last heard, its ages as of now."""
+    load, since = member.load, now - member.heard_at
+    return agent_pb2.AgentLoad(
+        waiting_requests=load.waiting_requests,
+        running_requests=load.running_requests,
+        free_kv_blocks=load.free_kv_blocks,
+        pending_prefill_tokens=load.pending_prefill_tokens,
+        running_context_tokens=load.running_context_tokens,
+        age=duration(load.age_seconds + since),
+        step_age=duration(load.step_age_seconds + since),
+        step_count=load.step_count,
+        step_seconds=load.step_seconds,
+    )
+
+
+def outcome_of(message: agent_registry_service_pb2.RequestOutcome) -> Outcome:
+    """The outcome of a message."""
+    return Outcome(
+        jti=message.jti,
+        ttft_seconds=seconds_of(message.time_to_first_token),
+        total_seconds=seconds_of(message.total_time),
+        output_tokens=message.output_tokens,
+        incomplete=message.incomplete,
+    )
+
+
+def command_result(message: agent_registry_service_pb2.CommandResult) -> CommandResult:
+    """The result of a message."""
+    outcome = None
+    if message.hint_outcome:
+        names = agent_registry_service_pb2.HintOutcome.DESCRIPTOR.values_by_number
+        known = names.get(message.hint_outcome)
+        outcome = known.name.removeprefix("HINT_OUTCOME_").lower() if known else "unknown"
+    return CommandResult(message.command_id, message.code, message.message, outcome)
+
+
+def command_message(command_id: str, command: Command) -> agent_registry_service_pb2.Command:
+    """The message of a command."""
+    message = agent_registry_service_pb2.Command(command_id=command_id)
+    if isinstance(command, Drain):
+        message.drain.grace_period.CopyFrom(duration(command.grace_seconds))
+    elif isinstance(command, Prefetch):
+        message.prefetch_prefix.model = command.model
+        message.prefetch_prefix.block_hashes.extend(command.block_hashes)
+        message.prefetch_prefix.source_address = command.source_address
+    elif isinstance(command, Revoke):
+        message.revoke_request.jti = command.jti
+    else:
+        for key_id, key in command.keys:
+            message.rotate_keys.keys.add(key_id=key_id, key=key)
+    return message
+
+
+def invalid(param: str, message: str) -> DragomanError:
+    """An INVALID_REQUEST that names its field."""
+    return DragomanError(error_pb2.ERROR_REASON_INVALID_REQUEST, message, metadata={"param": param})

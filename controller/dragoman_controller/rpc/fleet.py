@@ -1,0 +1,128 @@
+"""FleetService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from dragoman.errors import DragomanError
+from dragoman.serving import Context
+from dragoman.v1 import agent_pb2, error_pb2
+from dragoman.v1 import fleet_service_pb2 as pb
+from dragoman.v1 import fleet_service_pb2_grpc as pb_grpc
+from dragoman_controller.cell import Cell
+from dragoman_controller.commands import Drain
+from dragoman_controller.explain import reason, weigh
+from dragoman_controller.fleet import AgentState, Member
+from dragoman_controller.rpc.convert import duration, invalid, load_message, quote_message, seconds_of
+
+DEFAULT_GRACE_SECONDS = 180.0
+_PROGRESS_SECONDS = 0.5
+
+
+class FleetServicer(pb_grpc.FleetServiceServicer):
+    """Answers operators, the command line and gateways."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
+        """Every member, by id."""
+        members = sorted(self._cell.fleet, key=lambda member: member.agent_id)
+        return pb.ListAgentsResponse(members=[self._message(member) for member in members])
+
+    async def WatchFleet(self, request: pb.WatchFleetRequest, context: Context) -> AsyncIterator[pb.WatchFleetResponse]:
+        """Every member at once, maybe none, then members that are new, changed their state or life, or left."""
+        changed = asyncio.Event()
+        unwatch = self._cell.watch(changed.set)
+        known: dict[str, tuple[int, AgentState, str]] = {}
+        is_first = True
+        try:
+            while True:
+                present = {member.agent_id: _identity(member) for member in self._cell.fleet}
+                fresh = [
+                    self._cell.fleet.get(agent_id) for agent_id, seen in present.items() if known.get(agent_id) != seen
+                ]
+                gone = [agent_id for agent_id in known if agent_id not in present]
+                if fresh or gone or is_first:
+                    yield pb.WatchFleetResponse(
+                        changed=[self._message(member) for member in fresh if member is not None],
+                        removed_agent_ids=gone,
+                    )
+                known, is_first = present, False
+                await changed.wait()
+                changed.clear()
+        finally:
+            unwatch()
+
+    async def DrainAgent(self, request: pb.DrainAgentRequest, context: Context) -> AsyncIterator[pb.DrainAgentResponse]:
+        """Orders the drain, then tells what remains until the agent is empty or gone. Leaving does not undo it."""
+        grace = seconds_of(request.grace_period) if request.HasField("grace_period") else DEFAULT_GRACE_SECONDS
+        if grace < 0:
+            raise invalid("grace_period", f"grace_period is {grace:g} s, must not be negative")
+        member = self._cell.member(request.agent_id)
+        self._cell.drain(member, Drain(grace))
+        while True:
+            present = self._cell.fleet.get(member.agent_id)
+            is_gone = present is None or present.epoch != member.epoch
+            is_empty = member.reported is AgentState.DRAINING and not member.load.num_requests
+            if is_gone or is_empty:
+                yield pb.DrainAgentResponse(drained=True)
+                return
+            yield pb.DrainAgentResponse(streams=self._remaining(member))
+            await asyncio.sleep(_PROGRESS_SECONDS)
+
+    async def ExplainPlacement(
+        self, request: pb.ExplainPlacementRequest, context: Context
+    ) -> pb.ExplainPlacementResponse:
+        """How a recent request was placed."""
+        record = self._cell.placements.find(request.request_id)
+        if record is None:
+            raise DragomanError(
+                error_pb2.ERROR_REASON_INVALID_REQUEST,
+                f"no placement of request {request.request_id!r} is remembered: only the latest are, ask sooner",
+                metadata={"param": "request_id"},
+            )
+        candidates = [
+            pb.PlacementCandidate(
+                agent_id=one.agent_id,
+                queue_seconds=one.score.queue_seconds,
+                prefill_seconds=one.score.prefill_seconds,
+                decode_seconds=one.score.decode_seconds,
+                cached_tokens=one.score.cached_tokens,
+                excluded_because=one.excluded_because,
+            )
+            for one in weigh(record)
+        ]
+        return pb.ExplainPlacementResponse(
+            request_id=record.request_id,
+            candidates=candidates,
+            chosen_agent_id=record.chosen_agent_id,
+            reason=reason(record),
+            queue_time=duration(record.queue_seconds),
+            quote=quote_message(record.quote),
+        )
+
+    def _message(self, member: Member) -> pb.FleetMember:
+        now = self._cell.clock()
+        return pb.FleetMember(
+            agent=agent_pb2.Agent.FromString(member.spec.description),
+            epoch=member.epoch,
+            state=int(member.state),  # type: ignore[arg-type]
+            load=load_message(member, now),
+            heartbeat_age=duration(now - member.heard_at),
+            granted_requests=self._cell.ledger.num_open(member.agent_id, member.epoch),
+        )
+
+    def _remaining(self, member: Member) -> list[pb.RemainingStream]:
+        now = self._cell.clock()
+        return [
+            pb.RemainingStream(
+                request_id=grant.key[1] or grant.jti.hex(), predicted_remaining=duration(grant.remaining_seconds(now))
+            )
+            for grant in self._cell.ledger.open_grants(member.agent_id, member.epoch)
+        ]
+
+
+def _identity(member: Member) -> tuple[int, AgentState, str]:
+    return member.epoch, member.state, member.spec.data_address

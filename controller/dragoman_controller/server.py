@@ -1,0 +1,251 @@
+"""The controller process: services, health, timer, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import signal
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from dragoman.channel import server_options
+from dragoman.errors import DragomanError
+from dragoman.serving import ErrorInterceptor
+from dragoman.v1 import (
+    admission_service_pb2,
+    admission_service_pb2_grpc,
+    agent_registry_service_pb2,
+    agent_registry_service_pb2_grpc,
+    error_pb2,
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    policy_service_pb2,
+    policy_service_pb2_grpc,
+    prefetch_service_pb2,
+    prefetch_service_pb2_grpc,
+    telemetry_service_pb2,
+    telemetry_service_pb2_grpc,
+)
+from dragoman_controller.cell import TICK_SECONDS, Cell
+from dragoman_controller.config import ControllerSettings, check
+from dragoman_controller.metrics import ControllerMetrics, MetricsServer
+from dragoman_controller.policy import Policy, read_policy
+from dragoman_controller.rpc.admission import AdmissionServicer
+from dragoman_controller.rpc.fleet import FleetServicer
+from dragoman_controller.rpc.policy import PolicyServicer
+from dragoman_controller.rpc.prefetch import PrefetchServicer
+from dragoman_controller.rpc.registry import AgentRegistryServicer
+from dragoman_controller.rpc.telemetry import TelemetryServicer
+from dragoman_controller.tickets import CellKey, read_cell_keys
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAMES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (admission_service_pb2, "AdmissionService"),
+        (agent_registry_service_pb2, "AgentRegistryService"),
+        (fleet_service_pb2, "FleetService"),
+        (policy_service_pb2, "PolicyService"),
+        (prefetch_service_pb2, "PrefetchService"),
+        (telemetry_service_pb2, "TelemetryService"),
+    )
+)
+LIVENESS, READINESS = "liveness", "readiness"
+_SAMPLE_TICKS = 5
+_CLOSE_SECONDS = 1.0
+
+
+class StartupError(Exception):
+    """The controller cannot start; one line says why and what to do."""
+
+
+class ControllerServer:
+    """One controller: its cell, its gRPC server and its /metrics."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        """Reads the key, policy and TLS files. Raises StartupError."""
+        try:
+            check(settings)
+            keys = read_cell_keys(settings.cell_key_file) if settings.cell_key_file else (CellKey.random(),)
+            policy = read_policy(settings.policy_file) if settings.policy_file else Policy()
+            self._credentials = _credentials(settings)
+        except OSError as error:
+            raise StartupError(f"cannot read {error.filename}: {error.strerror}") from None
+        except ValueError as error:
+            raise StartupError(str(error)) from None
+        self._settings = settings
+        self.metrics = ControllerMetrics()
+        self.cell = Cell(keys, policy, self.metrics)
+        self._server = grpc.aio.server(options=server_options(), interceptors=[ErrorInterceptor()])
+        self._health = health_aio.HealthServicer()
+        self._http: MetricsServer | None = None
+        self._timer: asyncio.Task[None] | None = None
+        self.port = 0
+        self.metrics_port = 0
+        self._add_services()
+
+    def _add_services(self) -> None:
+        cell, server = self.cell, self._server
+        admission_service_pb2_grpc.add_AdmissionServiceServicer_to_server(AdmissionServicer(cell), server)
+        agent_registry_service_pb2_grpc.add_AgentRegistryServiceServicer_to_server(AgentRegistryServicer(cell), server)
+        fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(FleetServicer(cell), server)
+        policy_service_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(cell), server)
+        prefetch_service_pb2_grpc.add_PrefetchServiceServicer_to_server(PrefetchServicer(cell), server)
+        telemetry = TelemetryServicer(cell, self.metrics.registry)
+        telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server(telemetry, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        reflection.enable_server_reflection((*SERVICE_NAMES, health_name, reflection.SERVICE_NAME), server)
+
+    async def start(self) -> None:
+        """Listens on both ports; `port` and `metrics_port` tell which. Raises StartupError."""
+        host = self._settings.host
+        address = f"[{host}]:{self._settings.port}" if ":" in host else f"{host}:{self._settings.port}"
+        try:
+            if self._credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, self._credentials)
+        except RuntimeError:
+            raise StartupError(
+                f"cannot listen on {address}: the port is in use or the address is not of this machine; "
+                "stop what holds it or choose another with --port"
+            ) from None
+        try:
+            self._http = MetricsServer(self.metrics.registry, host, self._settings.metrics_port)
+        except OSError as error:
+            raise StartupError(
+                f"cannot serve /metrics on {host}:{self._settings.metrics_port}: {error.strerror}; "
+                "choose another with --metrics-port"
+            ) from None
+        self.metrics_port = self._http.port
+        for name in ("", LIVENESS, READINESS, *SERVICE_NAMES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        self._timer = asyncio.create_task(self._run_timer())
+
+    async def drain(self) -> None:
+        """Not ready; refuses new requests; waits for those in the queue, at most the drain timeout."""
+        for name in ("", READINESS):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        error = _closing()
+        self.cell.admission.close(error)
+        for _ in range(math.ceil(self._settings.drain_timeout / TICK_SECONDS)):
+            if not self.cell.admission.has_waiting:
+                break
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def stop(self) -> None:
+        """Refuses what waits and closes both ports. Agents and streams go on without this controller."""
+        self.cell.admission.close(_closing())
+        self.cell.admission.refuse_all(_closing())
+        # One turn of the loop lets the handlers of what was refused answer before their calls are cancelled.
+        await asyncio.sleep(TICK_SECONDS)
+        await self._server.stop(0)
+        if self._timer is not None:
+            self._timer.cancel()
+            await asyncio.gather(self._timer, return_exceptions=True)
+        if self._http is not None:
+            await asyncio.to_thread(self._http.close)
+
+    def reload_keys(self) -> None:
+        """Reads the cell key file again; a file that cannot be used changes nothing."""
+        path = self._settings.cell_key_file
+        if path is None:
+            logger.warning("SIGHUP: the cell key was drawn at start, there is no --cell-key-file to read again")
+            return
+        try:
+            self.cell.rotate_keys(read_cell_keys(path))
+        except (OSError, ValueError) as error:
+            logger.error("SIGHUP: the cell keys stay as they are: %s", error)
+        else:
+            logger.info("SIGHUP: cell keys read, the newest is %d", self.cell.minter.key_ids[0])
+
+    async def _run_timer(self) -> None:
+        tick = 0
+        while True:
+            try:
+                self.cell.tick()
+                if tick % _SAMPLE_TICKS == 0:
+                    self.metrics.sample(self.cell)
+            except Exception:
+                # A fault here must not stop leases and waits for good; it is logged each time until it is mended.
+                logger.exception("fault in the timer")
+            tick += 1
+            await asyncio.sleep(TICK_SECONDS)
+
+
+async def serve(settings: ControllerSettings) -> None:
+    """Runs until a signal. SIGTERM drains; SIGINT stops now; a second signal stops at once. Raises StartupError."""
+    server = ControllerServer(settings)
+    stop, drain = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(event: asyncio.Event) -> None:
+        if stop.is_set() or drain.is_set():
+            stop.set()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            return
+        event.set()
+
+    loop.add_signal_handler(signal.SIGINT, on_signal, stop)
+    loop.add_signal_handler(signal.SIGTERM, on_signal, drain)
+    loop.add_signal_handler(signal.SIGHUP, server.reload_keys)
+    await server.start()
+    try:
+        logger.info("serving on %s:%d, metrics on %d", settings.host, server.port, server.metrics_port)
+        if settings.announce:
+            _announce(settings.host, server)
+        await _first_of(stop, drain)
+        if drain.is_set():
+            draining = asyncio.create_task(server.drain())
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait((draining, stopping), return_when=asyncio.FIRST_COMPLETED)
+            for task in (draining, stopping):
+                task.cancel()
+    except asyncio.CancelledError:
+        # The second signal: nothing is waited for any more.
+        return
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.wait_for(server.stop(), timeout=_CLOSE_SECONDS * 3)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _announce(host: str, server: ControllerServer) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    event = {"event": "serving", "grpc": f"{shown}:{server.port}", "metrics": f"{shown}:{server.metrics_port}"}
+    print(json.dumps(event), flush=True)
+
+
+def _closing() -> DragomanError:
+    return DragomanError(
+        error_pb2.ERROR_REASON_AGENT_DRAINING,
+        "the controller is shutting down: ask another one, or this one again in 1 s",
+        retry_delay=1.0,
+    )
+
+
+def _credentials(settings: ControllerSettings) -> grpc.ServerCredentials | None:
+    if settings.tls_certificate is None or settings.tls_key is None or settings.tls_client_ca is None:
+        return None
+    certificate, key, client_ca = (
+        Path(path).read_bytes() for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    )
+    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=client_ca, require_client_auth=True)

@@ -1,0 +1,79 @@
+"""Makes the views that placement reads, from a member, its load and what was granted to it since."""
+
+from __future__ import annotations
+
+from dragoman_controller.fleet import AgentState, Member, ModelSpec
+from dragoman_controller.ledger import Debit
+from dragoman_controller.placement import AgentView
+from dragoman_controller.requests import DEFAULT_OUTPUT_TOKENS
+
+_EXCLUSIONS = {
+    AgentState.STARTING: "it is still loading the model",
+    AgentState.DRAINING: "it is draining",
+    AgentState.SUSPECT: "it has been silent, or its connection broke",
+    AgentState.DEAD: "it has been silent for too long",
+}
+
+
+class ServiceTimes:
+    """Mean time of the requests of each agent in seconds, moving; first guessed from the step model."""
+
+    _WEIGHT = 0.1
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def observe(self, agent_id: str, total_seconds: float) -> None:
+        """Takes one finished request."""
+        before = self._seconds.get(agent_id)
+        self._seconds[agent_id] = total_seconds if before is None else before + self._WEIGHT * (total_seconds - before)
+
+    def mean(self, agent_id: str, model: ModelSpec) -> float:
+        """Mean seconds of a request at this agent."""
+        seconds = self._seconds.get(agent_id)
+        if seconds is None:
+            step = model.steps.row(model.max_running_requests).at(DEFAULT_OUTPUT_TOKENS)
+            seconds = DEFAULT_OUTPUT_TOKENS * step
+        return seconds
+
+    def forget(self, agent_id: str) -> None:
+        """Drops an agent that left."""
+        self._seconds.pop(agent_id, None)
+
+
+def plan_of(member: Member, model: ModelSpec) -> bytes:
+    """What two agents must have in common to give equal tokens; empty when the agent does not tell."""
+    return model.plan_digest + member.spec.architecture.encode() if model.plan_digest else b""
+
+
+def view_of(member: Member, model: ModelSpec, debit: Debit, mean_request_seconds: float) -> AgentView:
+    """The view of one model of a member.
+
+    Wait at the agent: the prompt tokens in front, at the prefill rate; and where no slot is free, one mean request
+    time over the number of slots for each request that has to end first.
+    """
+    num_requests = debit.num_requests
+    queue_seconds = model.steps.prefill_seconds(debit.pending_prefill_tokens)
+    num_ahead = num_requests - model.max_running_requests + 1
+    if num_ahead > 0:
+        queue_seconds += num_ahead * mean_request_seconds / model.max_running_requests
+    num_free_slots = max(model.num_slots - num_requests, 0)
+    excluded = _EXCLUSIONS.get(member.state, "")
+    if not excluded and not num_free_slots:
+        excluded = f"all its {model.num_slots} slots are taken"
+    num_running = min(num_requests, model.max_running_requests)
+    return AgentView(
+        agent_id=member.agent_id,
+        max_context_tokens=model.max_context_tokens,
+        num_free_slots=num_free_slots,
+        num_slots=model.num_slots,
+        num_running=num_running,
+        mean_context_tokens=debit.mean_context_tokens,
+        queue_seconds=queue_seconds,
+        max_running_requests=model.max_running_requests,
+        steps=model.steps,
+        row=model.steps.row(min(num_running + 1, model.max_running_requests)),
+        plan=plan_of(member, model),
+        excluded_because=excluded,
+        state=member.state.label,
+    )
