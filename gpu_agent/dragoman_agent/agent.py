@@ -8,14 +8,12 @@ import logging
 import os
 import secrets
 import signal
-import sys
 import time
 from typing import Any
 
 import dragoman
 from dragoman.v1 import agent_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
-from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.engine.messages import Progress, Ready, Step
 from dragoman_agent.kv_journal import KvJournal
 from dragoman_agent.metrics import AgentMetrics, MetricsServer
@@ -28,6 +26,7 @@ from dragoman_agent.rpc.gate import Capacity, Gate, Phase, StepClock
 from dragoman_agent.rpc.generation import GenerationServicer
 from dragoman_agent.rpc.hardware import HardwareServicer
 from dragoman_agent.rpc.kv_transfer import KvTransferServicer
+from dragoman_agent.rpc.served_model import served_model
 from dragoman_agent.rpc.server import AgentServer, Services, bracketed, port_problem
 from dragoman_agent.rpc.telemetry import TelemetryServicer
 from dragoman_agent.rpc.tokenizer import TokenizerServicer
@@ -53,16 +52,17 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, prepared: Prepared) -> None:
         self._settings = settings
-        self._model = prepared.model
+        self._model = served_model(prepared.source, settings.served_model_name, prepared.max_context_tokens)
         self._pal = prepared.pal
+        self._engine_process = prepared.engine
         plan = prepared.pal.plan
         self.agent_id = settings.resolved_agent_id(plan.device_kind)
         self.epoch = secrets.randbits(64) | 1
-        self._engine = EngineClient(self)
+        self._engine = EngineClient(prepared.engine, self)
         self._journal = KvJournal()
         verifier = None
         if not settings.open:
-            verifier = TicketVerifier(self.agent_id, self.epoch, prepared.model.digest, _monotonic_ms)
+            verifier = TicketVerifier(self.agent_id, self.epoch, self._model.digest, _monotonic_ms)
         self._verifier = verifier
         self._metrics = AgentMetrics(
             device_kind=plan.device_kind, waiting_by_class=lambda: self._gate.waiting_by_class()
@@ -94,7 +94,7 @@ class Agent:
         health = asyncio.create_task(self._watch_health())
         try:
             await self._listen()
-            await self._engine.start(self._engine_command())
+            await self._engine.start()
             return await self._end
         finally:
             health.cancel()
@@ -121,19 +121,6 @@ class Agent:
             raise StartupError(port_problem(settings.host, settings.metrics_port, "--metrics-port")) from None
         logger.info("%s: %s; listening on %s", self.agent_id, self._pal.reason, self._grpc_address)
         self._announce("serving", grpc=self._grpc_address, metrics=self._metrics_address, agent_id=self.agent_id)
-
-    def _engine_command(self) -> list[str]:
-        settings = self._settings
-        config = EngineConfig(
-            device=self._pal.plan.device_kind,
-            model=settings.model_spec,
-            plan=self._pal.plan,
-            cache_dir=str(settings.cache_dir or ""),
-            null_oracle=settings.null_oracle,
-            null_speed=settings.null_speed,
-            log_level=settings.log_level,
-        )
-        return [sys.executable, "-P", "-m", "dragoman_agent.engine.process", "--config", config.to_json()]
 
     @property
     def _grpc_address(self) -> str:
@@ -273,7 +260,7 @@ class Agent:
             self.drain(None)
             return
         if self._gate.phase is Phase.CLOSED and self._end is not None and self._end.done():
-            self._engine.kill()
+            self._engine_process.kill()
             os._exit(130)
         logger.info("interrupted: ending all streams now")
         self._gate.phase = Phase.CLOSED

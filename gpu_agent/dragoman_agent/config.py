@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,3 +105,25 @@ class AgentSettings:
     def resolved_agent_id(self, device_kind: str) -> str:
         """The agent's id. Agents of one host and device need an id each; the controller refuses a second one."""
         return self.agent_id or f"{platform.node() or 'localhost'}-{device_kind}"
+
+
+def settings_problem(settings: AgentSettings) -> str:
+    """What makes the settings unusable together; empty when nothing does."""
+    if settings.open and not is_loopback(settings.host):
+        return (
+            f"--open takes requests from anyone who can reach {settings.host}; it is allowed on loopback addresses only: "
+            "use --host 127.0.0.1, or give --controllers and leave --open out"
+        )
+    if not settings.open and not settings.controllers:
+        return "no request could be accepted: give --controllers HOST:PORT, or --open for an agent without tickets"
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,17 +1,25 @@
-"""What an agent does before it listens: open the model's files, choose the device, plan. No torch for the null device."""
+"""What an agent does before gRPC: open the model's files, choose the device, plan, spawn the engine process.
+
+Imports neither gRPC nor, for the null device, torch. The engine is spawned from here since a process that runs gRPC must not
+fork, and since both processes then import their libraries at the same time.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dragoman_agent.config import AgentSettings
-from dragoman_agent.rpc.served_model import ServedModel, served_model
+from dragoman_agent.engine_process import EngineProcess
 
 if TYPE_CHECKING:
     from dragoman_agent.model.source import ModelSource
+    from dragoman_agent.pal.plan import Plan
     from dragoman_agent.pal.startup import PalResult
 
 
@@ -21,37 +29,66 @@ class StartupError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is known before anything listens: the model's files and the plan."""
+    """What is there before anything listens: the model's files, the plan, and the engine process on its way up."""
 
-    model: ServedModel
+    source: ModelSource
     pal: PalResult
+    engine: EngineProcess
+
+    @property
+    def max_context_tokens(self) -> int:
+        """The longest sequence: one cannot outgrow the arena, whatever the model's own context is."""
+        plan = self.pal.plan
+        return min(plan.max_context_tokens, (plan.num_blocks - 1) * plan.page_size)
 
 
-def prepare(settings: AgentSettings) -> Prepared:
-    """Open, choose and plan. Raises StartupError."""
+@contextmanager
+def prepare(settings: AgentSettings) -> Iterator[Prepared]:
+    """Open, choose, plan and spawn. The engine process is gone when the block is left. Raises StartupError."""
     from dragoman_agent.device.base import DeviceError
     from dragoman_agent.model.errors import ModelFileError
     from dragoman_agent.pal.planner import PlanError
     from dragoman_agent.pal.profile import ProfileError
     from dragoman_agent.pal.select import NoDeviceError
-    from dragoman_text import TokenizerFilesError
+    from dragoman_text.files import TokenizerFilesError
 
     try:
-        return _on_null(settings) if settings.device == "null" else _on_device(settings)
+        source, pal = _on_null(settings) if settings.device == "null" else _on_device(settings)
     except (DeviceError, ModelFileError, PlanError, ProfileError, NoDeviceError, TokenizerFilesError) as error:
         raise StartupError(str(error)) from error
+    engine = EngineProcess(engine_command(settings, pal.plan))
+    try:
+        yield Prepared(source, pal, engine)
+    finally:
+        engine.kill()
 
 
-def _on_null(settings: AgentSettings) -> Prepared:
+def engine_command(settings: AgentSettings, plan: Plan) -> list[str]:
+    """The engine process' command line, all but its socket."""
+    from dragoman_agent.engine.config import EngineConfig
+
+    config = EngineConfig(
+        device=plan.device_kind,
+        model=settings.model_spec,
+        plan=plan,
+        cache_dir=str(settings.cache_dir or ""),
+        null_oracle=settings.null_oracle,
+        null_speed=settings.null_speed,
+        log_level=settings.log_level,
+    )
+    # -P: the working directory is not searched for modules.
+    return [sys.executable, "-P", "-m", "dragoman_agent.engine.process", "--config", config.to_json()]
+
+
+def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     from dragoman_agent.device.null_model import default_null_plan, open_null_model
     from dragoman_agent.pal.startup import start_on_null
 
     source = open_null_model(settings.model_spec)
-    pal = start_on_null(default_null_plan(source, max_context_tokens=settings.max_context))
-    return _prepared(source, settings, pal)
+    return source, start_on_null(default_null_plan(source, max_context_tokens=settings.max_context))
 
 
-def _on_device(settings: AgentSettings) -> Prepared:
+def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     from dragoman_agent.model.embedded import default_cache_dir
     from dragoman_agent.model.source import open_model
     from dragoman_agent.pal.planner import Limits
@@ -65,12 +102,4 @@ def _on_device(settings: AgentSettings) -> Prepared:
         memory_utilization=settings.memory_utilization,
         num_threads=settings.threads,
     )
-    pal = start_on_device(source, settings.device, settings.dtype, limits, cache_dir)
-    return _prepared(source, settings, pal)
-
-
-def _prepared(source: ModelSource, settings: AgentSettings, pal: PalResult) -> Prepared:
-    plan = pal.plan
-    # A sequence cannot outgrow the arena, whatever the model's own context is.
-    longest = min(plan.max_context_tokens, (plan.num_blocks - 1) * plan.page_size)
-    return Prepared(served_model(source, settings.served_model_name, longest), pal)
+    return source, start_on_device(source, settings.device, settings.dtype, limits, cache_dir)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -196,16 +195,6 @@ def check_prompt_tokens(grant: Grant, prompt_tokens: int) -> None:
             "prompt_tokens",
             f"the prompt has {prompt_tokens} tokens, the ticket allows {grant.max_prompt_tokens}; acquire one that fits",
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _grant(claims: ticket_pb2.TicketClaims) -> Grant:

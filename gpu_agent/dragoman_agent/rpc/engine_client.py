@@ -1,16 +1,13 @@
-"""The rpc process's end of the engine: spawns the engine process, sends commands, fans the step frames out."""
+"""The rpc process' end of the engine: sends commands, fans the step frames out, notices its death."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from dragoman.v1 import error_pb2
@@ -34,14 +31,14 @@ from dragoman_agent.engine.messages import (
     ToEngine,
     encode,
 )
+from dragoman_agent.engine_process import EngineProcess
 
 logger = logging.getLogger(__name__)
 
 Event = Delta | Finished | Failed | Embedded
 OnEnd = Callable[[Event, int], None]  # the terminal event, and the tokens of the longest choice
 STEP_AGE_LIMIT_SECONDS = 3.0
-_CONNECT_TIMEOUT_SECONDS = 30.0
-_STDERR = 2  # our stdout carries the announced events and nothing else
+_EXIT_CODE_SECONDS = 0.1
 
 
 class EventSink(Protocol):
@@ -78,23 +75,23 @@ class Live:
 
 
 class EngineClient:
-    """Owns the engine process, the socket to it, and the table of live requests.
+    """Owns the connection to the engine process and the table of live requests.
 
     A request is live from `submit` to its terminal event, also after its caller has gone: the engine's word frees it.
     """
 
-    def __init__(self, listener: EngineListener, *, step_age_limit: float = STEP_AGE_LIMIT_SECONDS) -> None:
+    def __init__(
+        self, process: EngineProcess, listener: EngineListener, *, step_age_limit: float = STEP_AGE_LIMIT_SECONDS
+    ) -> None:
         """`step_age_limit`: seconds without a step or an idle tick after which the engine counts as wedged."""
         self._listener = listener
         self._step_age_limit = step_age_limit
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._outbox: list[bytes] = []
-        self._process: asyncio.subprocess.Process | None = None
-        self._directory: Path | None = None
+        self._process = process
         self._server: asyncio.AbstractServer | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._connected: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._fatal: Fatal | None = None
         self._stopping = False
         self._dead = False
@@ -106,28 +103,20 @@ class EngineClient:
         self.ready: Ready | None = None
         self.load: Load | None = None
 
-    async def start(self, command: Sequence[str]) -> None:
-        """Spawn `command` plus `--socket PATH` and wait until it has connected. Raises RuntimeError when it does not.
-
-        The process gets its own session: a Ctrl-C at the terminal reaches us alone, and we end the streams first.
-        """
-        self._directory = Path(tempfile.mkdtemp(prefix="dragoman-agent-"))  # mode 0700
-        path = str(self._directory / "engine.sock")
+    async def start(self) -> None:
+        """Wait for the engine's connection in the background. Until it comes, the process' end is its failure."""
         loop = asyncio.get_running_loop()
-        self._connected = loop.create_future()
-        self._server = await loop.create_unix_server(lambda: _EngineProtocol(self), path)
-        self._process = await asyncio.create_subprocess_exec(
-            *command, "--socket", path, stdin=asyncio.subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
-        )
-        self._watch = asyncio.create_task(self._watch_process(self._process))
-        await asyncio.wait({self._connected}, timeout=_CONNECT_TIMEOUT_SECONDS)
-        if not self._connected.done():
-            self._process.kill()
+        self._server = await loop.create_unix_server(lambda: _EngineProtocol(self), sock=self._process.listener)
+        self._process.watch(lambda: self._from_thread(loop))
+
+    def _from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is left to tell
+            loop.call_soon_threadsafe(self._process_ended)
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         """Process id of the engine."""
-        return self._process.pid if self._process else None
+        return self._process.pid
 
     @property
     def is_serving(self) -> bool:
@@ -182,33 +171,20 @@ class EngineClient:
         if request_id in self.live:
             self._send(Credit(request_id, until))
 
-    def kill(self) -> None:
-        """End the process at once, without a word to the streams."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
     async def stop(self, timeout: float) -> None:
         """End the engine: each live request gets its Failed event. After `timeout` seconds the process is killed."""
         self._stopping = True
         self._send(Shutdown())
-        if self._process is not None and self._process.returncode is None:
-            try:
-                await asyncio.wait_for(self._process.wait(), timeout)
-            except TimeoutError:
-                logger.warning("the engine did not end within %.1f s and is killed", timeout)
-                self._process.kill()
-                await self._process.wait()
-        if self._watch is not None:
-            await self._watch
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ended), timeout)
+        except TimeoutError:
+            logger.warning("the engine did not end within %.1f s and is killed", timeout)
+        self._process.kill()
+        self._die()
         if self._transport is not None:
             self._transport.close()
         if self._server is not None:
             self._server.close()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _send(self, command: ToEngine) -> None:
         """Commands of one turn of the loop leave in one write."""
@@ -228,8 +204,7 @@ class EngineClient:
             transport.abort()
             return
         self._transport = transport
-        if self._connected is not None and not self._connected.done():
-            self._connected.set_result(None)
+        self._process.forget_socket()
 
     def _data_received(self, data: bytes) -> None:
         try:
@@ -277,15 +252,13 @@ class EngineClient:
             listener(step)
 
     def _connection_lost(self) -> None:
-        # The exit code, which says more, follows within a moment; a process that closed its socket and lives on does not.
-        asyncio.get_running_loop().call_later(0.2, self._die)
+        # The exit code, which says more, follows in a moment; an engine that closed its socket and lives on is killed.
+        asyncio.get_running_loop().call_later(_EXIT_CODE_SECONDS, self._die)
 
-    async def _watch_process(self, process: asyncio.subprocess.Process) -> None:
-        await process.wait()
-        if self._connected is not None and not self._connected.done():
-            self._connected.set_result(None)
-        await asyncio.sleep(0)  # what it last wrote is read first
-        self._die()
+    def _process_ended(self) -> None:
+        # What it last wrote may still be on its way; the end of the socket is what says that all has been read.
+        delay = _EXIT_CODE_SECONDS if self._transport is not None and not self._transport.is_closing() else 0.0
+        asyncio.get_running_loop().call_later(delay, self._die)
 
     def _die(self) -> None:
         if self._dead:
@@ -301,9 +274,9 @@ class EngineClient:
             dirty, self._dirty = self._dirty, {}
             for flush in dirty:
                 flush()
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        self._process.kill()
+        if not self._ended.done():
+            self._ended.set_result(None)
         if not self._stopping:
             self._listener.engine_died(reason, message)
 
@@ -312,7 +285,7 @@ class EngineClient:
             return self._fatal.reason, self._fatal.message
         if self._stopping:
             return error_pb2.ERROR_REASON_AGENT_LOST, "the agent was stopped; resume on another agent"
-        code = self._process.returncode if self._process else None
+        code = self._process.returncode
         how = "its socket closed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
         return error_pb2.ERROR_REASON_AGENT_LOST, f"the engine process ended ({how}); resume on another agent"
 

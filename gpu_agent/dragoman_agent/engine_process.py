@@ -1,0 +1,64 @@
+"""The engine process as the rpc process holds it: spawned, listened for, watched, ended. Standard library only."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# Our stdout carries the announced events and nothing else; what the engine prints goes to stderr.
+_STDERR = 2
+
+
+class EngineProcess:
+    """Spawns the engine and listens on a Unix socket, in a directory of mode 0700, for its one connection."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Spawn `command` with `--socket PATH`.
+
+        Its own session: a Ctrl-C at the terminal reaches the rpc process alone, which ends the streams first.
+        """
+        self._directory = Path(tempfile.mkdtemp(prefix="dragoman-agent-"))
+        path = str(self._directory / "engine.sock")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(path)
+        self.listener.listen(1)
+        self.listener.setblocking(False)
+        self._process = subprocess.Popen(
+            [*command, "--socket", path], stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs or is not yet known to have ended."""
+        return self._process.poll()
+
+    def forget_socket(self) -> None:
+        """Remove the socket's directory once the engine has connected: nothing is left behind whatever ends us."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def watch(self, on_exit: Callable[[], None]) -> None:
+        """Call `on_exit` from a thread when the process has ended."""
+
+        def wait() -> None:
+            self._process.wait()
+            on_exit()
+
+        threading.Thread(target=wait, name="engine-watch", daemon=True).start()
+
+    def kill(self) -> None:
+        """End it at once and release everything. Safe to call twice."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self.listener.close()
+        self.forget_socket()
