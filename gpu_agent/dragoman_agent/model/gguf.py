@@ -290,9 +290,9 @@ class _Cursor:
             )
         return count
 
-    def string(self, max_bytes: int, what: str) -> str:
+    def string(self, max_bytes: int | None, what: str) -> str:
         num_bytes = self.number(_U64, f"length of a {what}")
-        if num_bytes > max_bytes:
+        if max_bytes is not None and num_bytes > max_bytes:
             raise self._file.fail(f"a {what} of {num_bytes} bytes, at most {max_bytes} are possible")
         start = self._advance(num_bytes, what)
         try:
@@ -312,7 +312,7 @@ class _Cursor:
 
     def scalar(self, value_type: int, what: str = "array element") -> Scalar:
         if value_type == _STRING:
-            return self.string(self._end, f"text of {what!r}")
+            return self.string(None, f"text of {what!r}")
         form = _SCALARS.get(value_type)
         if form is None:
             raise self._file.fail(f"metadata {what!r} has value type {value_type}, which is not known")

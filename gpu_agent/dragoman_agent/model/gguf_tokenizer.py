@@ -63,7 +63,8 @@ def tokenizer_files_from_gguf(file: GgufFile) -> TokenizerFiles:
             "use a model with such a tokenizer",
         )
     tokens = metadata.strings("tokenizer.ggml.tokens")
-    if len(set(tokens)) != len(tokens):
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
         raise file.fail("the tokenizer names a token twice")
     pre = _pre_tokenizer(metadata)
     added = _added_tokens(metadata, tokens)
@@ -77,8 +78,8 @@ def tokenizer_files_from_gguf(file: GgufFile) -> TokenizerFiles:
         "model": {
             "type": "BPE",
             "ignore_merges": pre.ignore_merges,
-            "vocab": {token: token_id for token_id, token in enumerate(tokens)},
-            "merges": metadata.strings("tokenizer.ggml.merges"),
+            "vocab": vocabulary,
+            "merges": _merges(metadata, vocabulary),
         },
     }
     if metadata.flag("tokenizer.ggml.add_eos_token", False) and eos_ids:
@@ -133,6 +134,15 @@ def _added_tokens(metadata: Metadata, tokens: list[str]) -> list[dict[str, Any]]
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (UNKNOWN, CONTROL, USER_DEFINED) and token
     ]
+
+
+def _merges(metadata: Metadata, vocabulary: dict[str, int]) -> list[str]:
+    merges = metadata.strings("tokenizer.ggml.merges")
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not space or left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise metadata.fail(f"the tokenizer's merge {merge!r} names a token that is not in the vocabulary")
+    return merges
 
 
 def _pre_tokenizer_json(pre: PreTokenizer) -> dict[str, Any]:

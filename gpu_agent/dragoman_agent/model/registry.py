@@ -186,21 +186,21 @@ def _rope_scaling(file: GgufFile, metadata: Metadata, prefix: str, head_dim: int
         return _llama3_scaling(file, metadata, prefix, head_dim)
     if kind == "none":
         return RopeScaling()
+    if kind not in ("linear", "yarn"):
+        raise file.fail(f"rotary scaling {kind!r} is not supported (none, linear, yarn are)", "use another model")
     factor = _positive(metadata, f"{prefix}.rope.scaling.factor", None)
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
-    if kind == "yarn":
-        if original <= 0:
-            raise file.fail(f"yarn rotary scaling without '{prefix}.rope.scaling.original_context_length'")
-        return RopeScaling(
-            kind="yarn",
-            factor=factor,
-            original_max_position=original,
-            attention_factor=metadata.number(f"{prefix}.rope.scaling.attn_factor"),
-            beta_fast=_positive(metadata, f"{prefix}.rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=_positive(metadata, f"{prefix}.rope.scaling.yarn_beta_slow", 1.0),
-        )
-    raise file.fail(f"rotary scaling {kind!r} is not supported (none, linear, yarn are)", "use another model")
+    if original <= 0:
+        raise file.fail(f"yarn rotary scaling without '{prefix}.rope.scaling.original_context_length'")
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_max_position=original,
+        attention_factor=metadata.number(f"{prefix}.rope.scaling.attn_factor"),
+        beta_fast=_positive(metadata, f"{prefix}.rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=_positive(metadata, f"{prefix}.rope.scaling.yarn_beta_slow", 1.0),
+    )
 
 
 def _llama3_scaling(file: GgufFile, metadata: Metadata, prefix: str, head_dim: int) -> RopeScaling:
