@@ -41,10 +41,11 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Resolved(Generic[S]):
-    """Settings, and for each field where its value came from, such as "flag --port" or "default"."""
+    """Settings, for each field where its value came from ("flag --port", "default"), and the file that was read."""
 
     settings: S
     origins: dict[str, str]
+    path: Path | None = None
 
 
 def parse(
@@ -146,14 +147,16 @@ def resolve(
             raise ConfigError(f"{flag_of(name)}: {error} (from {origin})") from None
         origins[name] = origin
     try:
-        return Resolved(settings_type(**values), origins)
+        return Resolved(settings_type(**values), origins, file.path if file else None)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
 def build_parser(settings_type: type[DataclassInstance], prog: str) -> argparse.ArgumentParser:
     """An argparse parser whose values stay text: `resolve` reads them, so that every source gives the same errors."""
-    description = (settings_type.__doc__ or "").strip()
+    # A dataclass without a docstring gets its signature as one.
+    documented = not (settings_type.__doc__ or "").startswith(f"{settings_type.__name__}(")
+    description = (settings_type.__doc__ or "").strip() if documented else ""
     parser = _Parser(prog=prog, description=description, allow_abbrev=False, formatter_class=_HelpFormatter)
     kinds = typing.get_type_hints(settings_type)
     groups: dict[str, argparse._ArgumentGroup] = {}

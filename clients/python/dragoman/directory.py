@@ -15,10 +15,10 @@ from dragoman.v1 import (
     error_pb2,
     fleet_service_pb2,
     fleet_service_pb2_grpc,
-    hardware_service_pb2,
-    hardware_service_pb2_grpc,
     telemetry_service_pb2,
     telemetry_service_pb2_grpc,
+    tokenizer_service_pb2,
+    tokenizer_service_pb2_grpc,
 )
 
 # How long a list of members is good enough to find an agent for a template or the name of the one model.
@@ -58,7 +58,14 @@ class Directory:
         """The model to ask for: the one named, or the only one served. Raises DragomanError."""
         if model:
             return model
-        names = await self.models()
+        if self._agent is not None:
+            return await self._model_of_agent(self._agent)
+        # An agent lists one model under each of its names; the first is the one it is shown by.
+        by_digest: dict[bytes, str] = {}
+        for member in await self._fresh():
+            for served in member.agent.models:
+                by_digest.setdefault(served.model_digest, served.model)
+        names = sorted(by_digest.values())
         if len(names) == 1:
             return names[0]
         if not names:
@@ -129,10 +136,13 @@ class Directory:
 
     async def _model_of_agent(self, agent: str) -> str:
         if self._agents_model is None:
-            stub = hardware_service_pb2_grpc.HardwareServiceStub(self._channels.get(agent))
-            request = hardware_service_pb2.GetPlanRequest()
-            answer = await ask_agent(agent, lambda: stub.GetPlan(request, timeout=CALL_SECONDS))
-            self._agents_model = str(answer.plan.model)
+            stub = tokenizer_service_pb2_grpc.TokenizerServiceStub(self._channels.get(agent))
+            call = stub.GetTokenizer(tokenizer_service_pb2.GetTokenizerRequest(), timeout=CALL_SECONDS)
+            try:
+                # The header comes first and is all that is wanted.
+                self._agents_model = str((await ask_agent(agent, call.read)).header.model)
+            finally:
+                call.cancel()
         return self._agents_model
 
 

@@ -143,7 +143,7 @@ async def _ask(whom: str, remedy: str, call: Callable[[], Awaitable[R]]) -> R:
         return await call()
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE and not has_detail(error):
-            message = f"cannot reach the {whom}: {error.details()}; {remedy}"
+            message = f"cannot reach the {whom}: {plain_details(error)}; {remedy}"
             raise DragomanError(error_pb2.ERROR_REASON_NO_AGENT, message) from None
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not has_detail(error):
             message = f"the {whom} did not answer in time"
@@ -151,7 +151,13 @@ async def _ask(whom: str, remedy: str, call: Callable[[], Awaitable[R]]) -> R:
         raise from_rpc_error(error) from None
 
 
+def plain_details(error: grpc.RpcError) -> str:
+    """What the transport says, without the layers it wraps around a connection that nobody accepts."""
+    details = str(error.details() or error.code().name) if hasattr(error, "details") else str(error.code().name)
+    return "connection refused" if "Connection refused" in details else details
+
+
 def has_detail(error: grpc.RpcError) -> bool:
     """Whether the failure is the server's own word, and not the transport's."""
     trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
-    return any(key == ERROR_METADATA_KEY for key, _ in trailing or ())
+    return any(entry[0] == ERROR_METADATA_KEY for entry in trailing or ())  # type: ignore[index]

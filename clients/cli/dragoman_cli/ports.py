@@ -1,0 +1,67 @@
+"""Whether a port is free, and who holds it when it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+from dragoman_cli.failure import Failure
+
+
+def check_port(host: str, port: int, flag: str, what: str) -> None:
+    """Raises Failure naming the process and the flag when `port` cannot be bound. Port 0 is always free."""
+    problem = port_problem(host, port)
+    if problem:
+        raise Failure(
+            f"port {port} for {what} cannot be used", problem, f"stop it, or pass {flag} PORT (0 takes a free one)"
+        )
+
+
+def port_problem(host: str, port: int) -> str:
+    """Why the port cannot be bound; empty when it can."""
+    if port == 0:
+        return ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        # As servers do: connections of a server that just ended, in TIME_WAIT, do not keep the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except PermissionError:
+            return f"ports below 1024 need special rights, and {port} is one" if port < 1024 else "permission denied"
+        except OSError as error:
+            holder = holder_of(port)
+            return f"{holder} holds it" if holder else f"{host}:{port}: {(error.strerror or str(error)).lower()}"
+    return ""
+
+
+def holder_of(port: int) -> str:
+    """Such as "nginx (pid 1234)"; empty when the system does not tell."""
+    inode = _listening_inode(port)
+    if inode is None:
+        return ""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            links = [link.readlink() for link in (entry / "fd").iterdir()]
+            if any(str(link) == f"socket:[{inode}]" for link in links):
+                return f"{(entry / 'comm').read_text().strip()} (pid {entry.name})"
+        except OSError:  # another user's process, or one that ended meanwhile
+            continue
+    return ""
+
+
+def _listening_inode(port: int) -> str | None:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            columns = row.split()
+            # local address as HEX:PORT, state 0A is LISTEN
+            if columns[3] == "0A" and int(columns[1].rsplit(":", 1)[1], 16) == port:
+                return columns[9]
+    return None

@@ -1,0 +1,142 @@
+"""Is it really serving? One token through the gateway, and the box that says what is served and how to use it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import shlex
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dragoman_cli.failure import Failure
+
+_PROOF_SECONDS = 30.0
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is served; `--json-summary` prints exactly these."""
+
+    model: str
+    num_parameters: int
+    weight_bytes: int
+    road: str
+    kv_dtype: str
+    device: str
+    device_kind: str
+    device_reason: str
+    rejected_devices: tuple[str, ...]
+    max_context_tokens: int
+    num_kv_tokens: int
+    max_num_seqs: int
+    http_url: str
+    controller: str
+    agent: str
+    metrics_urls: tuple[str, ...]
+    first_token: str
+    elapsed_seconds: float
+    curl: str = field(default="")
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def build_curl(http_url: str, model: str) -> str:
+    """A command to paste that streams an answer."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Hello! Who are you?"}],
+        "max_tokens": 64,
+        "stream": True,
+    }
+    return f"curl -sN {http_url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+async def prove_token(host: str, port: int, model: str) -> str:
+    """Asks the gateway for one token until it comes, and returns its text. Raises Failure after 30 s or a final refusal."""
+    deadline = time.monotonic() + _PROOF_SECONDS
+    while True:
+        status, body = await asyncio.to_thread(_ask, host, port, model, deadline - time.monotonic())
+        if status == 200:
+            usage = body.get("usage") or {}
+            if usage.get("completion_tokens", 0) < 1:
+                raise Failure("the gateway answered without a token", json.dumps(body)[:300])
+            return str(body["choices"][0]["message"].get("content") or "")
+        # The gateway may not have heard of the agent yet; anything else will not change by waiting.
+        if status not in (0, 404, 429, 503) or time.monotonic() > deadline:
+            message = (body.get("error") or {}).get("message") or json.dumps(body)[:300]
+            raise Failure(f"no token came through the gateway (HTTP {status})", str(message))
+        await asyncio.sleep(0.1)
+
+
+def _ask(host: str, port: int, model: str, timeout: float) -> tuple[int, dict[str, Any]]:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0}
+    connection = http.client.HTTPConnection(host, port, timeout=max(timeout, 0.1))
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = json.loads(response.read() or b"{}")
+        return response.status, answer if isinstance(answer, dict) else {}
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return 0, {"error": {"message": str(error) or type(error).__name__}}
+    finally:
+        connection.close()
+
+
+async def read_facts(agent: str) -> dict[str, Any]:
+    """Device, reasons and plan, as the agent itself tells them over gRPC. Raises DragomanError."""
+    from dragoman.ticket import CALL_SECONDS, Channels, ask_agent
+    from dragoman.v1 import hardware_service_pb2 as pb
+    from dragoman.v1 import hardware_service_pb2_grpc
+
+    channels = Channels(None)
+    try:
+        stub = hardware_service_pb2_grpc.HardwareServiceStub(channels.get(agent))
+        hardware = await ask_agent(agent, lambda: stub.GetHardware(pb.GetHardwareRequest(), timeout=CALL_SECONDS))
+        planned = await ask_agent(agent, lambda: stub.GetPlan(pb.GetPlanRequest(), timeout=CALL_SECONDS))
+    finally:
+        await channels.close()
+    plan: dict[str, Any] = {}
+    for entry in planned.plan.fields:
+        kind = entry.WhichOneof("value")
+        plan[entry.name] = getattr(entry, kind) if kind else None
+    chosen = [candidate for candidate in hardware.candidates if candidate.chosen]
+    return {
+        "model": planned.plan.model,
+        "device": chosen[0].device.name if chosen else hardware.profile.device.name,
+        "device_kind": chosen[0].device.kind if chosen else hardware.profile.device.kind,
+        "device_reason": chosen[0].reason if chosen else "",
+        "rejected_devices": tuple(
+            f"{candidate.device.name} ({candidate.device.kind}): {candidate.reason}"
+            for candidate in hardware.candidates
+            if not candidate.chosen
+        ),
+        "road": plan.get("road") or "",
+        "kv_dtype": plan.get("kv_dtype") or "",
+        "max_context_tokens": int(plan.get("max_context_tokens") or 0),
+        # Block 0 is never handed out.
+        "num_kv_tokens": int((plan.get("num_blocks") or 1) - 1) * int(plan.get("page_size") or 0),
+        "max_num_seqs": int(plan.get("max_num_seqs") or 0),
+        "weight_bytes": next((line.size_bytes for line in planned.plan.memory if line.name == "weights"), 0),
+    }
+
+
+def human_bytes(size: float) -> str:
+    """Such as "93.8 MiB"."""
+    for unit in _SIZES:
+        if size < 1024 or unit == _SIZES[-1]:
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def human_count(number: int) -> str:
+    """Such as "135M"."""
+    for limit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{letter}"
+    return str(number)

@@ -1,0 +1,95 @@
+"""Settings of `dragoman up`, and the arguments that each of its processes gets from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def _about(help: str, group: str, **metadata: Any) -> dict[str, Any]:
+    return {"help": help, "group": group, **metadata}
+
+
+_COMMON, _PORTS, _OTHER = "most used", "network", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    """Starts controller, agent and gateway on this machine and serves a model. Ctrl-C stops all three.
+
+    Settings that are not here go into the sections [agent], [controller] and [gateway] of the --config file.
+    """
+
+    model: str = field(default="embedded", metadata=_about("a directory, a file, or a known name", _COMMON))
+    device: str = field(
+        default="auto", metadata=_about("what to run on", _COMMON, choices=("auto", "cpu", "cuda", "null"))
+    )
+    port: int = field(default=8000, metadata=_about("HTTP port; 0 takes a free one", _COMMON, min=0, max=65535))
+    max_context: int | None = field(
+        default=None, metadata=_about("longest prompt and output together", _COMMON, unit="tokens", min=2)
+    )
+    served_model_name: tuple[str, ...] = field(default=(), metadata=_about("names clients ask for", _COMMON))
+    threads: int | None = field(default=None, metadata=_about("CPU threads", _COMMON, min=1, max=1024))
+    dtype: str | None = field(default=None, metadata=_about("number format of the computation", _COMMON))
+    memory_utilization: float | None = field(
+        default=None, metadata=_about("share of the free memory to use", _COMMON, min=0.01, max=0.99)
+    )
+    json_summary: bool = field(
+        default=False, metadata=_about("print the ready summary as one line of JSON on stdout", _COMMON)
+    )
+    host: str = field(default="127.0.0.1", metadata=_about("address the HTTP port listens on", _PORTS))
+    controller_port: int = field(default=50050, metadata=_about("controller's gRPC port", _PORTS, min=0, max=65535))
+    agent_port: int = field(default=50051, metadata=_about("agent's gRPC port", _PORTS, min=0, max=65535))
+    controller_metrics_port: int = field(
+        default=9470, metadata=_about("port of the controller's /metrics", _PORTS, min=0, max=65535)
+    )
+    agent_metrics_port: int = field(
+        default=9471, metadata=_about("port of the agent's /metrics", _PORTS, min=0, max=65535)
+    )
+    profile: Path | None = field(default=None, metadata=_about("measured profile to plan from", _OTHER))
+    cache_dir: Path | None = field(default=None, metadata=_about("where models and profiles are kept", _OTHER))
+    null_oracle: str | None = field(default=None, metadata=_about("what the null device writes", _OTHER))
+    null_speed: float | None = field(default=None, metadata=_about("pace of the null device", _OTHER, min=0.0))
+    log_level: str = field(
+        default="warning",
+        metadata=_about("least severe log records shown", _OTHER, choices=("debug", "info", "warning", "error")),
+    )
+
+
+# Settings that go to the agent when they were given; otherwise its own section and defaults hold.
+_AGENT_OPTIONS = (
+    "model", "device", "max_context", "served_model_name", "threads", "dtype", "memory_utilization", "profile",
+    "cache_dir", "null_oracle", "null_speed",
+)  # fmt: skip
+
+
+def controller_arguments(settings: UpSettings) -> list[str]:
+    """For dragoman-controller."""
+    return [
+        *("--host", "127.0.0.1", "--port", str(settings.controller_port)),
+        *("--metrics-port", str(settings.controller_metrics_port), "--log-level", settings.log_level),
+    ]
+
+
+def agent_arguments(settings: UpSettings, origins: Mapping[str, str], controller: str) -> list[str]:
+    """For dragoman-agent."""
+    arguments = [
+        *("--host", "127.0.0.1", "--port", str(settings.agent_port), "--controllers", controller, "--no-open"),
+        *("--metrics-port", str(settings.agent_metrics_port), "--log-level", settings.log_level),
+    ]
+    for name in _AGENT_OPTIONS:
+        value = getattr(settings, name)
+        if origins[name] != "default" and value is not None:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            arguments.append(f"--{name.replace('_', '-')}={text}")
+    return arguments
+
+
+def gateway_arguments(settings: UpSettings, controller: str) -> list[str]:
+    """For dragoman-gateway."""
+    return [
+        *("--host", settings.host, "--port", str(settings.port), "--controller", controller),
+        *("--log-level", settings.log_level),
+    ]
