@@ -29,7 +29,7 @@ class Process:
     def __init__(self, module: str, *arguments: str) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("DRAGOMAN_")}
         self.child = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments, "--announce"],
+            [sys.executable, "-c", f"from {module} import main; main()", *arguments, "--announce"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

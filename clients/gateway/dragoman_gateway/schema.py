@@ -21,6 +21,7 @@ _MAX_IGNORED_NAMES = 32
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(max_length=65536)]
+StopIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(max_length=1024)]
 # Checked by hand, so that the error names the bad item and a long list costs one pass.
 Prompt = Annotated[
     Any,
@@ -99,10 +100,10 @@ class SamplingBody(Body):
     # Beyond the OpenAI API.
     top_k: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Finite, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Ids | None = None
+    stop_token_ids: StopIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: Ids | None = None
