@@ -69,6 +69,8 @@ class WaitingQueue:
         tenant = self._classes[index][sequence.request.tenant]
         heapq.heappop(tenant.heap)
         tenant.balance -= uncached_tokens
+        if tenant.balance <= 0:
+            self._classes[index].move_to_end(sequence.request.tenant)
         sequence.effective_class = index
         self.remove(sequence)
 
