@@ -225,6 +225,7 @@ class Agent:
         message = agent_pb2.AgentLoad(step_seconds=self._step_clock.mean())
         message.age.CopyFrom(duration(self._engine.step_age))
         message.step_age.CopyFrom(duration(self._engine.step_age))
+        message.free_kv_blocks = self._pal.plan.num_blocks - 1  # before the first frame nothing is taken
         if load is not None:
             message.waiting_requests = load.waiting
             message.running_requests = load.running

@@ -134,6 +134,14 @@ def shared_agent() -> Iterator[AgentProcess]:
     agent.close()
 
 
+@pytest.fixture(scope="session")
+def paced_agent() -> Iterator[AgentProcess]:
+    """An open agent whose steps take what its step model says."""
+    agent = AgentProcess("--null-speed", "1").wait_ready()
+    yield agent
+    agent.close()
+
+
 @pytest.fixture
 async def channel(shared_agent: AgentProcess) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to the shared agent."""

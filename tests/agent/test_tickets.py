@@ -28,6 +28,9 @@ MODEL = hashlib.sha256(b"model").digest()
 PROMPT = hashlib.sha256("héllo".encode()).digest()
 
 
+AS_SENT = Presented(PROMPT)
+
+
 class Clock:
     def __init__(self) -> None:
         self.ms = 1_000_000
@@ -76,7 +79,7 @@ def sign(body: ticket_pb2.TicketClaims, key: bytes = KEY) -> bytes:
     return ticket_pb2.SignedTicket(claims=data, mac=mac).SerializeToString()
 
 
-def refusal(verifier: TicketVerifier, token: bytes, presented: Presented = Presented(PROMPT)) -> str:
+def refusal(verifier: TicketVerifier, token: bytes, presented: Presented = AS_SENT) -> str:
     with pytest.raises(DragomanError) as caught:
         verifier.verify(token, presented)
     return caught.value.reason_name

@@ -29,7 +29,10 @@ NAN, INF = math.nan, math.inf
 
 
 def build(
-    request: GenerateRequest | None = None, prompt: list[int] | None = None, model: ModelLimits = MODEL, **options: object
+    request: GenerateRequest | None = None,
+    prompt: list[int] | None = None,
+    model: ModelLimits = MODEL,
+    **options: object,
 ) -> Start:
     request = request or GenerateRequest()
     request.request_id = request.request_id or "r1"
@@ -76,7 +79,9 @@ def test_unset_seed_is_drawn_and_zero_is_a_seed() -> None:
     assert build(sampling(seed=2**64 - 1)).sampling.seed == 2**64 - 1
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"]
+)
 @pytest.mark.parametrize("value", [NAN, INF, -INF, -3.0, 1e30])
 def test_b07_numbers_that_are_none(name: str, value: float) -> None:
     error = refused(lambda: build(sampling(**{name: value})))
