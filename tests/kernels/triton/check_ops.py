@@ -21,6 +21,8 @@ from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_deco
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
+from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
+from dragoman_kernels.triton.step_inputs import StepInputs
 
 # On a GPU a float32 dot runs on the matrix units in tf32.
 TOLERANCE = {
@@ -125,6 +127,65 @@ def check_rope(device, dtype, heads, kv_heads, dim, page, norm) -> float:
     return max(error(q, expected[0]), error(written[0], expected[1]), error(written[1], parts[2]))
 
 
+def check_sampling(device, dtype, vocab) -> float:
+    """0 when greedy ids, draws and the finite flags equal the integer-weight reference, computed on the host."""
+    rows = 7
+    logits = (torch.randn((rows, vocab), generator=torch.Generator().manual_seed(9)) * 3).to(dtype)
+    logits[1, 5] = float("nan")
+    logits[2, vocab - 1] = float("inf")
+    logits[3, [2, vocab - 2]] = 40.0  # a tie
+    logits[6, :] = float("-inf")
+    temperatures = torch.tensor([0.0, 1.0, 0.7, 0.0, 0.6, 1.3, 1.0])
+    uniforms = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.999999, 0.1234, 0.5], dtype=torch.float64)
+    ids = torch.full((rows,), -1, dtype=torch.int32, device=device)
+    finite = ids.clone()
+    sample_rows(
+        logits.to(device),
+        temperatures.to(device),
+        uniforms.to(device),
+        SamplingWorkspace(rows, vocab, device),
+        ids,
+        finite,
+    )
+    if finite.tolist() != [1, 0, 0, 1, 1, 1, 0] or ids[[1, 2, 6]].tolist() != [0, 0, 0]:
+        return float("inf")
+    if ids[0].item() != logits[0].argmax().item() or ids[3].item() != 2:
+        return float("inf")
+    for row in (4, 5):
+        wide = logits[row].float()
+        weights = (((wide - wide.max()) / temperatures[row]).exp().double() * 2**40).long()
+        target = int(uniforms[row] * weights.sum())
+        reached = weights.cumsum(0)
+        # exp may differ in its last bits between host and device: accept a neighbour at the very edge.
+        slack = int(weights.sum() * 1e-6)
+        low, high = (int((reached <= target + sign * slack).sum()) for sign in (-1, 1))
+        if not low <= ids[row].item() <= high:
+            return float("inf")
+    return 0.0
+
+
+def check_unpack(device) -> float:
+    """0 when the static arrays hold what was packed, and padding rows hold nothing."""
+    rows, padded, width = 3, 8, 5
+    generator = np.random.default_rng(0)
+    parts = [generator.integers(0, 99, rows).astype(np.int32) for _ in range(4)]
+    temperatures = generator.random(rows).astype(np.float32)
+    uniforms = generator.random(rows)
+    tables = generator.integers(1, 99, (rows, width)).astype(np.int32)
+    packed = np.concatenate([*parts, temperatures.view(np.int32), uniforms.view(np.int32), tables.ravel()])
+    inputs = StepInputs(padded, 7, device)
+    inputs.token_ids.fill_(-1)
+    inputs.context_lens.fill_(-1)
+    inputs.unpack(torch.from_numpy(packed).to(device), rows, padded, width)
+    held = [inputs.token_ids, inputs.positions, inputs.slots, inputs.context_lens]
+    same = all((h[:rows].cpu().numpy() == p).all() for h, p in zip(held, parts, strict=True))
+    same &= (inputs.temperatures[:rows].cpu().numpy() == temperatures).all()
+    same &= (inputs.uniforms[:rows].cpu().numpy() == uniforms).all()
+    same &= (inputs.block_tables[:rows, :width].cpu().numpy() == tables).all()
+    same &= not inputs.token_ids[rows:].any() and not inputs.context_lens[rows:].any()
+    return 0.0 if same else float("inf")
+
+
 def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Callable[[], float]]:
     """Every check by name; the small ones suit the interpreter."""
     long = 200 if small else 5000
@@ -139,6 +200,8 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
         "decode-80": lambda: check_decode(device, dtype, [long // 2], 4, 4, 80, 64, 2),
         "prefill-fresh": lambda: check_prefill(device, dtype, [70, 1, 33], [0, 0, 0], 2, 1, 64, 64),
         "prefill-chunk": lambda: check_prefill(device, dtype, [30, 20], [64, 101], 2, 2, 64, 64),
+        "sampling-5000": lambda: check_sampling(device, dtype, 5000),
+        "unpack": lambda: check_unpack(device),
         "prefill-80": lambda: check_prefill(device, dtype, [40], [5], 2, 1, 80, 64),
     }
     if not small:

@@ -1,0 +1,65 @@
+"""Spreads one packed copy of a step's metadata over the static arrays that a captured graph reads."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _unpack_kernel(
+    packed_ptr, tokens_ptr, positions_ptr, slots_ptr, lens_ptr, tables_ptr, temperatures_ptr, uniforms_ptr,
+    num_rows, num_padded, width, table_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    if row < num_rows:
+        tl.store(tokens_ptr + row, tl.load(packed_ptr + row))
+        tl.store(positions_ptr + row, tl.load(packed_ptr + num_rows + row))
+        tl.store(slots_ptr + row, tl.load(packed_ptr + 2 * num_rows + row))
+        tl.store(lens_ptr + row, tl.load(packed_ptr + 3 * num_rows + row))
+        bits = tl.load(packed_ptr + 4 * num_rows + row)
+        tl.store(temperatures_ptr + row, bits.to(tl.float32, bitcast=True))
+        low = tl.load(packed_ptr + 5 * num_rows + 2 * row).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(packed_ptr + 5 * num_rows + 2 * row + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+        tl.store(uniforms_ptr + row, ((high << 32) | low).to(tl.float64, bitcast=True))
+        source = packed_ptr + 7 * num_rows + row * width
+        for start in range(0, width, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            inside = columns < width
+            blocks = tl.load(source + columns, mask=inside, other=0)
+            tl.store(tables_ptr + row.to(tl.int64) * table_stride + columns, blocks, mask=inside)
+    elif row < num_padded:
+        # A padding row reads nothing and writes into the null block.
+        tl.store(tokens_ptr + row, 0)
+        tl.store(positions_ptr + row, 0)
+        tl.store(slots_ptr + row, 0)
+        tl.store(lens_ptr + row, 0)
+        tl.store(temperatures_ptr + row, 0.0)
+        tl.store(uniforms_ptr + row, 0.0)
+
+
+class StepInputs:
+    """The static arrays: [max_num_rows] each, tables [max_num_rows, max_num_blocks]."""
+
+    def __init__(self, max_num_rows: int, max_num_blocks: int, device: torch.device) -> None:
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.token_ids = ints(max_num_rows)
+        self.positions = ints(max_num_rows)
+        self.slots = ints(max_num_rows)
+        self.context_lens = ints(max_num_rows)
+        self.block_tables = ints(max_num_rows, max_num_blocks)
+        self.temperatures = torch.zeros(max_num_rows, dtype=torch.float32, device=device)
+        self.uniforms = torch.zeros(max_num_rows, dtype=torch.float64, device=device)
+
+    def unpack(self, packed: torch.Tensor, num_rows: int, num_padded: int, width: int) -> None:
+        """Fill the first `num_padded` rows from `packed` int32: token ids, positions, slots, context lengths and
+        temperatures (float32 bits) [num_rows] each, uniforms (float64 bits) [num_rows, 2], tables [num_rows, width].
+        """
+        _unpack_kernel[(max(num_rows, num_padded),)](
+            packed, self.token_ids, self.positions, self.slots, self.context_lens, self.block_tables,
+            self.temperatures, self.uniforms, num_rows, num_padded, width, self.block_tables.stride(0),
+            BLOCK=64, num_warps=1,
+        )  # fmt: skip
