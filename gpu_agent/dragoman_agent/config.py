@@ -48,6 +48,14 @@ class AgentSettings:
     threads: int | None = field(
         default=None, metadata=_about("CPU threads; unset lets the plan choose", group=_DEVICE, min=1, max=1024)
     )
+    max_num_seqs: int | None = field(
+        default=None,
+        metadata=_about("sequences that run at once; unset lets the plan choose", group=_DEVICE, min=1, max=4096),
+    )
+    max_num_waiting: int = field(
+        default=256,
+        metadata=_about("requests that wait here before new ones are refused", group=_DEVICE, min=0, max=65536),
+    )
     null_oracle: str = field(
         default="hash",
         metadata=_about("what the null device writes: hash, echo, alphabet, or script:FILE", group=_DEVICE),

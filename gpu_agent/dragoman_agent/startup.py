@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dragoman_agent.pal.plan import Plan
     from dragoman_agent.pal.startup import PalResult
 
+NULL_NUM_SEQS = 256
+
 
 class StartupError(Exception):
     """The agent cannot start. One line: what happened, why, what to do."""
@@ -85,7 +87,13 @@ def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     from dragoman_agent.pal.startup import start_on_null
 
     source = open_null_model(settings.model_spec)
-    return source, start_on_null(default_null_plan(source, max_context_tokens=settings.max_context))
+    plan = default_null_plan(
+        source,
+        max_context_tokens=settings.max_context,
+        max_num_seqs=settings.max_num_seqs or NULL_NUM_SEQS,
+        max_num_waiting=settings.max_num_waiting,
+    )
+    return source, start_on_null(plan)
 
 
 def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
@@ -99,6 +107,8 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     source.check()
     limits = Limits(
         max_context_tokens=settings.max_context,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_waiting=settings.max_num_waiting,
         memory_utilization=settings.memory_utilization,
         num_threads=settings.threads,
     )
