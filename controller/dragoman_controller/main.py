@@ -34,3 +34,7 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
         # The package leaves it out where it does not exist (Windows).
         return None
     return uvloop.Loop
+
+
+if __name__ == "__main__":
+    main()
