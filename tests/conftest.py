@@ -6,8 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from dragoman_agent.model.embedded import FETCH_COMMAND, default_cache_dir, embedded_target
+
+# Correctness tests never time: a busy machine must not fail a property.
+settings.register_profile("dragoman", deadline=None)
+settings.load_profile("dragoman")
 
 
 @pytest.fixture(scope="session")

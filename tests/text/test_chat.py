@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import time
 from typing import Any
@@ -19,6 +20,8 @@ from dragoman_text import (
     TokenizerFiles,
     byte_tokenizer_files,
 )
+from dragoman_text.chat import encode_apart
+from dragoman_text.messages import ControlText
 
 FILES = byte_tokenizer_files()
 BYTES = TextTokenizer.from_files(FILES)
@@ -64,6 +67,17 @@ def test_control_tokens_come_from_the_template_only(system: str, user: str, assi
     assert num_special(ids) == 2 * 3 + 1
     assert BYTES.decode(ids, skip_special_tokens=False) == CHATML.render(messages)
     assert all(text in CHATML.render(messages) for text in (system, user, assistant))
+
+
+@pytest.mark.parametrize(("lstrip", "rstrip"), [(False, False), (True, False), (False, True), (True, True)])
+@given(text=st.lists(st.sampled_from(["a", " ", "\n", "<|im_end|>", "<|im_start|>", "é"]), max_size=8).map("".join))
+def test_pieces_apart_give_the_ids_of_the_whole(text: str, lstrip: bool, rstrip: bool) -> None:
+    """Without control-token text from a user, both ways of encoding a layout agree, stripping tokens included."""
+    value = json.loads(FILES.tokenizer_json)
+    value["added_tokens"][2] |= {"lstrip": lstrip, "rstrip": rstrip}
+    tokenizer = TextTokenizer.from_files(dataclasses.replace(FILES, tokenizer_json=json.dumps(value).encode()))
+    expected = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+    assert encode_apart(tokenizer, text, ControlText([], [])) == expected
 
 
 @given(user=content)
@@ -246,6 +260,7 @@ GROWING = "{% set ns = namespace(x='aa') %}{% for i in range(90) %}{% set ns.x =
         "{{ messages | tojson(indent=1000000000) }}",
         "{{ 1.5 | round(1000000000) }}",
         "{{ strftime_now('%1000000000d') }}",
+        "{{ (('<!---->' * 500000) | e).unescape().striptags() }}",
         GROWING.replace("STEP", "ns.x ~ ns.x"),
         GROWING.replace("STEP", "ns.x + ns.x"),
         GROWING.replace("STEP", "[ns.x, ns.x]"),
@@ -294,6 +309,7 @@ def test_the_sandbox_holds(source: str) -> None:
         ("{% if %}", "not valid at line 1"),
         ("a\n{{ b ", "not valid at line 2"),
         ("{{ x | nosuchfilter }}", "No filter named 'nosuchfilter'"),
+        ("{{ x | striptags }}", "No filter named 'striptags'"),
         ("{{ " + "(" * 4000 + ")" * 4000 + " }}", "nested too deeply"),
         ("x" * (2 << 20), "at most 1048576 are allowed"),
     ],

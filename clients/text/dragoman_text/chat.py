@@ -73,7 +73,7 @@ class ChatTemplate:
         control, variables = self._prepare(list(tokenizer.special_tokens), messages, tools, template_kwargs)
         text = self._lay_out(control, variables, add_generation_prompt, continue_final_message)
         if control.found:
-            ids = _encode_apart(tokenizer, text, control)
+            ids = encode_apart(tokenizer, text, control)
         else:
             ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         bos = self._files.bos_token_id
@@ -165,7 +165,7 @@ def _with_end_mark(messages: list[dict[str, Any]], mark: str) -> list[dict[str, 
     return [*messages[:-1], {**last, "content": last["content"] + mark}]
 
 
-def _encode_apart(tokenizer: TextTokenizer, text: str, control: ControlText) -> list[int]:
+def encode_apart(tokenizer: TextTokenizer, text: str, control: ControlText) -> list[int]:
     """Ids of `text`: control tokens where the template wrote them, everything between as plain text."""
     specials = tokenizer.special_tokens
     if not specials:

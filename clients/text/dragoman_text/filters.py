@@ -96,7 +96,7 @@ def _sum(environment: Environment, iterable: Iterable[Any], attribute: Any = Non
 # Filters whose result is no larger than a small multiple of what goes in.
 _PLAIN_FILTERS = """
     abs attr capitalize count d default dictsort e escape filesizeformat first float int items last length list
-    lower map max min reject rejectattr reverse safe select selectattr sort string striptags title trim truncate
+    lower map max min reject rejectattr reverse safe select selectattr sort string title trim truncate
     unique upper urlencode wordcount
 """.split()  # noqa: SIM905 - a list of words reads better as words
 _BOUNDED_FILTERS: dict[str, Callable[..., Any]] = {

@@ -26,7 +26,7 @@ from dragoman_text.budget import (
 )
 from dragoman_text.filters import TEMPLATE_FILTERS, counted
 
-_REFUSED_METHODS = frozenset({"translate", "maketrans", "encode", "format_map", "to_bytes", "from_bytes"})
+_REFUSED_METHODS = frozenset({"translate", "maketrans", "encode", "format_map", "striptags", "to_bytes", "from_bytes"})
 
 
 class _CountWork(NodeTransformer):

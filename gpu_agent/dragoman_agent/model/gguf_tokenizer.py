@@ -18,6 +18,12 @@ _WORDS_QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _WORDS_LLAMA3 = _WORDS_QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+_SPLITS_DEFAULT = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +31,19 @@ class PreTokenizer:
     """How text is cut before byte-pair merges."""
 
     single_digits: bool = False  # every numeric character stands alone before anything else
-    words: str | None = None  # a pattern instead of GPT-2's
+    splits: tuple[str, ...] = ()  # patterns instead of GPT-2's, each applied to what the one before left
     ignore_merges: bool = False  # a word that is in the vocabulary is taken whole
     add_bos: bool = False  # where the file does not say
 
 
 _GPT2 = PreTokenizer()
 _GPT2_SINGLE_DIGITS = PreTokenizer(single_digits=True)
-_QWEN2 = PreTokenizer(words=_WORDS_QWEN2)
-_LLAMA3 = PreTokenizer(words=_WORDS_LLAMA3, ignore_merges=True, add_bos=True)
+_QWEN2 = PreTokenizer(splits=(_WORDS_QWEN2,))
+_LLAMA3 = PreTokenizer(splits=(_WORDS_LLAMA3,), ignore_merges=True, add_bos=True)
 
 PRE_TOKENIZERS: Final = MappingProxyType(
     {
+        "default": PreTokenizer(splits=_SPLITS_DEFAULT),
         "gpt-2": _GPT2,
         "phi-2": _GPT2,
         "smollm": _GPT2_SINGLE_DIGITS,
@@ -149,9 +156,9 @@ def _pre_tokenizer_json(pre: PreTokenizer) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     if pre.single_digits:
         steps.append({"type": "Digits", "individual_digits": True})
-    if pre.words is not None:
-        steps.append({"type": "Split", "pattern": {"Regex": pre.words}, "behavior": "Isolated", "invert": False})
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pre.words is None}
+    for pattern in pre.splits:
+        steps.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False})
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not pre.splits}
     return {"type": "Sequence", "pretokenizers": [*steps, byte_level]}
 
 

