@@ -36,6 +36,7 @@ class Process:
             env=environment,
         )
         self.log: list[str] = []
+        self._is_asked = False
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read_out, self._read_err)]
         for thread in self._threads:
@@ -65,10 +66,15 @@ class Process:
                 return announced
         raise AssertionError(f"no {event!r} from {self.child.args}; log: {self.log[-20:]}")
 
+    def ask_to_stop(self, signal_number: int = signal.SIGINT) -> None:
+        """Send the signal, once."""
+        if self.child.poll() is None and not self._is_asked:
+            self._is_asked = True
+            self.child.send_signal(signal_number)
+
     def stop(self, signal_number: int = signal.SIGINT) -> int:
         """End it and wait."""
-        if self.child.poll() is None:
-            self.child.send_signal(signal_number)
+        self.ask_to_stop(signal_number)
         try:
             code = self.child.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -99,19 +105,16 @@ class Stack:
         agent = start_agent(self.controller_address, *arguments)
         self.agents.append(agent)
         agent.wait_for("ready")
-        return agent
-
-    def add_gateway(self, *arguments: str) -> str:
-        """The gateway, once it knows of an agent. Returns its URL."""
-        self.gateway, self.url = start_gateway(self.controller_address, *arguments)
         wait_until_ready(self.url)
-        return self.url
+        return agent
 
     def stop(self) -> None:
         """End all."""
-        for process in [self.gateway, *self.agents, self.controller]:
-            if process is not None:
-                process.stop()
+        processes = [process for process in [self.gateway, *self.agents, self.controller] if process is not None]
+        for process in processes:
+            process.ask_to_stop()
+        for process in processes:
+            process.stop()
 
 
 def start_controller(*arguments: str) -> tuple[Process, str]:
@@ -134,11 +137,12 @@ def start_gateway(controller: str, *arguments: str) -> tuple[Process, str]:
     return gateway, "http://" + gateway.wait_for("serving")["http"]
 
 
-def wait_until_ready(url: str) -> None:
-    """Returns when /health says that an agent serves."""
+def wait_until_ready(url: str, *, num_agents: int = 1) -> None:
+    """Returns when /health says that so many agents serve."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        if httpx.get(f"{url}/health").status_code == 200:
+        agents = httpx.get(f"{url}/health").json()["agents"]
+        if sum(agent["state"] == "serving" for agent in agents) >= num_agents:
             return
         time.sleep(0.05)
     raise AssertionError(f"{url} is not ready: {httpx.get(f'{url}/health').text}")
@@ -151,8 +155,11 @@ def running_stack(agents: list[tuple[str, ...]], gateway: tuple[str, ...] = ()) 
     stack = Stack(controller, address)
     try:
         for index, arguments in enumerate(agents):
-            stack.add_agent("--agent-id", f"agent-{index}", *arguments)
-        stack.add_gateway(*gateway)
+            stack.agents.append(start_agent(address, "--agent-id", f"agent-{index}", *arguments))
+        stack.gateway, stack.url = start_gateway(address, *gateway)
+        for agent in stack.agents:
+            agent.wait_for("ready")
+        wait_until_ready(stack.url, num_agents=len(agents))
         yield stack
     finally:
         stack.stop()
@@ -203,6 +210,22 @@ def keyed_gateway() -> Iterator[str]:
 
 
 @pytest.fixture
+def extra_gateway(alphabet_stack: Stack) -> Iterator[Callable[..., str]]:
+    """Starts further gateways of the alphabet's controller, with options of their own."""
+    started: list[Process] = []
+
+    def start(*arguments: str) -> str:
+        gateway, url = start_gateway(alphabet_stack.controller_address, *arguments)
+        started.append(gateway)
+        wait_until_ready(url)
+        return url
+
+    yield start
+    for gateway in started:
+        gateway.stop()
+
+
+@pytest.fixture
 def start_stack() -> Iterator[Callable[..., Stack]]:
     """Starts stacks of a test's own, which end with it."""
     stacks: list[Any] = []
@@ -216,3 +239,155 @@ def start_stack() -> Iterator[Callable[..., Stack]]:
     yield start
     for context in stacks:
         context.__exit__(None, None, None)
+
+
+class Api:
+    """The HTTP side of one gateway, and the checks that every case ends with."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.http = httpx.Client(base_url=url, timeout=30)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """POST a JSON body."""
+        return self.http.post(path, json=body)
+
+    def complete(self, prompt: Any, **body: Any) -> dict[str, Any]:
+        """The answer of /v1/completions, which must be 200."""
+        reply = self.post("/v1/completions", prompt=prompt, **body)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def chat(self, messages: Any, **body: Any) -> dict[str, Any]:
+        """The answer of /v1/chat/completions, which must be 200."""
+        reply = self.post("/v1/chat/completions", messages=messages, **body)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The JSON events of a stream, whose framing is checked on the way."""
+        reply = self.post(path, stream=True, **body)
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+        return parse_events(reply.content)
+
+    def refused(self, path: str, status: int = 400, **body: Any) -> dict[str, Any]:
+        """The error of a request that must be refused with an envelope."""
+        reply = self.post(path, **body)
+        assert reply.status_code == status, reply.text
+        error: dict[str, Any] = reply.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert "Traceback" not in reply.text and ".py" not in reply.text
+        return error
+
+    def load(self) -> dict[str, int]:
+        """Running and waiting requests and free KV blocks over all agents, as the controller last heard."""
+        agents = self.http.get("/v1/server/info").json()["agents"]
+        names = ("running_requests", "waiting_requests", "free_kv_blocks")
+        return {name: sum(agent[name] for agent in agents) for name in names}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample of /metrics."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        for family in text_string_to_metric_families(self.http.get("/metrics").text):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return float(sample.value)
+        raise AssertionError(f"no sample {name}{labels}")
+
+    def wait_idle(self, seconds: float = 10.0) -> None:
+        """Returns when nothing runs here or at the agents."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            load = self.load()
+            running = self.metric("dragoman_gateway_requests_running")
+            if not (load["running_requests"] or load["waiting_requests"] or running):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"still busy: {self.load()}")
+
+    def canary(self) -> dict[str, Any]:
+        """A fixed request; equal before and after a case that did no harm."""
+        answer = self.complete("canary", max_tokens=8, temperature=0, logprobs=1, return_token_ids=True)
+        answer["usage"].pop("prompt_tokens_details")
+        return {"choices": answer["choices"], "usage": answer["usage"]}
+
+
+def parse_events(data: bytes) -> list[dict[str, Any]]:
+    """The JSON events of a whole stream. Comments are skipped; anything unexpected fails."""
+    assert data.endswith(b"data: [DONE]\n\n"), data[-200:]
+    events = []
+    for block in data.decode().split("\n\n")[:-2]:
+        if block.startswith(":"):
+            continue
+        assert block.startswith("data: ") and "\n" not in block, block
+        events.append(json.loads(block[6:]))
+    return events
+
+
+def joined_text(events: list[dict[str, Any]], index: int = 0) -> str:
+    """The text of one choice of a stream, of either route."""
+    pieces = []
+    for event in events:
+        for choice in event["choices"]:
+            if choice["index"] == index:
+                pieces.append(choice["text"] if "text" in choice else choice["delta"].get("content", ""))
+    return "".join(pieces)
+
+
+@pytest.fixture
+def parse() -> Any:
+    """`parse_events`, for streams read in another way."""
+    return parse_events
+
+
+@pytest.fixture
+def text_of() -> Any:
+    """`joined_text`."""
+    return joined_text
+
+
+@contextmanager
+def guarded_api(stack: Stack) -> Iterator[Api]:
+    """An Api; afterwards nothing may be left running, and the canary must sing as before."""
+    api = Api(stack.url)
+    api.wait_idle()
+    before = api.canary()
+    try:
+        yield api
+    finally:
+        api.wait_idle()
+        assert api.canary() == before
+        api.wait_idle()
+        api.http.close()
+
+
+@pytest.fixture(scope="module")
+def alphabet(alphabet_stack: Stack) -> Iterator[Api]:
+    """The alphabet's gateway."""
+    with guarded_api(alphabet_stack) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def echo(echo_stack: Stack) -> Iterator[Api]:
+    """The echo's gateway."""
+    with guarded_api(echo_stack) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def hashed(hash_stack: Stack) -> Iterator[Api]:
+    """The hash oracle's gateway."""
+    with guarded_api(hash_stack) as api:
+        yield api
+
+
+@pytest.fixture
+def slow(slow_stack: Stack) -> Iterator[Api]:
+    """The gateway of an agent that takes its time."""
+    with guarded_api(slow_stack) as api:
+        yield api
