@@ -116,12 +116,12 @@ class ScriptedController(admission_service_pb2_grpc.AdmissionServiceServicer):
         return admission_service_pb2.ReleaseTicketResponse()
 
 
-Fleet = Callable[..., Awaitable[ScriptedController]]
+Scripted = Callable[..., Awaitable[ScriptedController]]
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    """fleet([scripts of agent a], [scripts of agent b], ...) -> the controller, serving."""
+async def scripted() -> AsyncIterator[Scripted]:
+    """scripted([scripts of agent a], [scripts of agent b], ...) -> the controller, serving."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def serve(add: Callable[[grpc.aio.Server], None]) -> str:
@@ -202,8 +202,8 @@ def assert_whole(tokens: list[Token], num_choices: int = 1) -> None:
         assert [token.cursor for token in own] == list(range(6)), "cursors are contiguous, none twice"
 
 
-async def test_an_undisturbed_stream(fleet: Fleet) -> None:
-    controller = await fleet([go_on])
+async def test_an_undisturbed_stream(scripted: Scripted) -> None:
+    controller = await scripted([go_on])
     async with AsyncClient(controller.address, tenant="t") as client:
         tokens, result = await read_all(client, max_output_tokens=6, n=2)
     assert_whole(tokens, 2)
@@ -243,8 +243,8 @@ async def test_an_undisturbed_stream(fleet: Fleet) -> None:
         "finished too soon",
     ],
 )
-async def test_a_cut_stream_goes_on_elsewhere_at_the_next_token(fleet: Fleet, cut: Script) -> None:
-    controller = await fleet([cut], [go_on])
+async def test_a_cut_stream_goes_on_elsewhere_at_the_next_token(scripted: Scripted, cut: Script) -> None:
+    controller = await scripted([cut], [go_on])
     async with AsyncClient(controller.address, retry=QUICK) as client:
         tokens, result = await asyncio.wait_for(read_all(client), 10)
     assert_whole(tokens)
@@ -259,7 +259,7 @@ async def test_a_cut_stream_goes_on_elsewhere_at_the_next_token(fleet: Fleet, cu
     assert sent.ticket_token != controller.agents[0].requests[0].ticket_token
 
 
-async def test_resume_keeps_a_cursor_for_each_choice(fleet: Fleet) -> None:
+async def test_resume_keeps_a_cursor_for_each_choice(scripted: Scripted) -> None:
     cut = script(
         started(100),
         *[
@@ -271,7 +271,7 @@ async def test_resume_keeps_a_cursor_for_each_choice(fleet: Fleet) -> None:
         delta(1, 22, choice=2),
         then="lose",
     )
-    controller = await fleet([cut], [go_on])
+    controller = await scripted([cut], [go_on])
     async with AsyncClient(controller.address, retry=QUICK) as client:
         tokens, result = await read_all(client, n=3)
     assert_whole(tokens, 3)
@@ -282,9 +282,9 @@ async def test_resume_keeps_a_cursor_for_each_choice(fleet: Fleet) -> None:
     assert result.usage.output_tokens == 18
 
 
-async def test_doubled_frames_are_dropped(fleet: Fleet) -> None:
+async def test_doubled_frames_are_dropped(scripted: Scripted) -> None:
     end = pb.FINISH_REASON_STOP
-    controller = await fleet(
+    controller = await scripted(
         [script(started(100), delta(0, 1), delta(0, 1), delta(1, 2), delta(0, 1, 2), delta(2, 3, end=end), finished(3))]
     )
     async with AsyncClient(controller.address) as client:
@@ -293,22 +293,22 @@ async def test_doubled_frames_are_dropped(fleet: Fleet) -> None:
     assert result.num_resumes == 0
 
 
-async def test_an_agent_in_another_life_than_the_ticket_is_refused(fleet: Fleet) -> None:
+async def test_an_agent_in_another_life_than_the_ticket_is_refused(scripted: Scripted) -> None:
     zombie = script(started(99), delta(0, 66), then="hang")
-    controller = await fleet([zombie], [go_on])
+    controller = await scripted([zombie], [go_on])
     async with AsyncClient(controller.address, retry=QUICK) as client:
         tokens, _ = await asyncio.wait_for(read_all(client), 10)
     assert_whole(tokens)
 
 
-async def test_at_most_three_resumes(fleet: Fleet) -> None:
+async def test_at_most_three_resumes(scripted: Scripted) -> None:
     async def one_more(request, context):
         done = len(request.resume.choices[0].token_ids.ids) if request.HasField("resume") else 0
         yield started(100)
         yield delta(done, done + 1)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
-    controller = await fleet([one_more])
+    controller = await scripted([one_more])
     async with AsyncClient(controller.address, retry=QUICK) as client:
         stream = client.generate("hi", model="m")
         got = []
@@ -323,9 +323,9 @@ async def test_at_most_three_resumes(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("reason", ["INTERNAL", "NON_FINITE_LOGITS", "DEADLINE_EXCEEDED"])
-async def test_no_resume_after_an_end_that_is_final(fleet: Fleet, reason: str) -> None:
+async def test_no_resume_after_an_end_that_is_final(scripted: Scripted, reason: str) -> None:
     value = error_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}")
-    controller = await fleet([script(started(100), delta(0, 1), failed(value))], [go_on])
+    controller = await scripted([script(started(100), delta(0, 1), failed(value))], [go_on])
     async with AsyncClient(controller.address, retry=QUICK) as client:
         with pytest.raises(DragomanError) as failure:
             await read_all(client)
@@ -333,9 +333,9 @@ async def test_no_resume_after_an_end_that_is_final(fleet: Fleet, reason: str) -
     assert len(controller.asked) == 1
 
 
-async def test_an_agent_lost_after_the_last_token_costs_only_its_figures(fleet: Fleet) -> None:
+async def test_an_agent_lost_after_the_last_token_costs_only_its_figures(scripted: Scripted) -> None:
     cut = script(started(100), delta(0, 1, 2, end=pb.FINISH_REASON_STOP), then="lose")
-    controller = await fleet([cut], [go_on])
+    controller = await scripted([cut], [go_on])
     async with AsyncClient(controller.address, retry=QUICK) as client:
         _, result = await read_all(client)
     assert (result.token_ids, result.num_resumes, result.usage.output_tokens) == ((1, 2), 0, 2)
@@ -343,8 +343,8 @@ async def test_an_agent_lost_after_the_last_token_costs_only_its_figures(fleet: 
     assert len(controller.asked) == 1
 
 
-async def test_the_fallback_ticket_is_used_when_the_first_agent_refuses(fleet: Fleet) -> None:
-    controller = await fleet([refuse(error_pb2.ERROR_REASON_QUEUE_FULL)], [go_on])
+async def test_the_fallback_ticket_is_used_when_the_first_agent_refuses(scripted: Scripted) -> None:
+    controller = await scripted([refuse(error_pb2.ERROR_REASON_QUEUE_FULL)], [go_on])
     controller.plan = [(controller.agents[0], controller.agents[1])]
     async with AsyncClient(controller.address, retry=QUICK) as client:
         tokens, result = await read_all(client)
@@ -353,8 +353,8 @@ async def test_the_fallback_ticket_is_used_when_the_first_agent_refuses(fleet: F
     assert controller.released == [b"agent-0-1"], "a refused ticket is given back"
 
 
-async def test_a_refusal_that_is_final_uses_no_fallback(fleet: Fleet) -> None:
-    controller = await fleet([refuse(error_pb2.ERROR_REASON_CONTEXT_EXCEEDED)], [go_on])
+async def test_a_refusal_that_is_final_uses_no_fallback(scripted: Scripted) -> None:
+    controller = await scripted([refuse(error_pb2.ERROR_REASON_CONTEXT_EXCEEDED)], [go_on])
     controller.plan = [(controller.agents[0], controller.agents[1])]
     async with AsyncClient(controller.address, retry=QUICK) as client:
         with pytest.raises(DragomanError) as failure:
@@ -363,8 +363,8 @@ async def test_a_refusal_that_is_final_uses_no_fallback(fleet: Fleet) -> None:
     assert controller.agents[1].requests == []
 
 
-async def test_a_full_queue_is_asked_again_after_its_delay(fleet: Fleet) -> None:
-    controller = await fleet([go_on])
+async def test_a_full_queue_is_asked_again_after_its_delay(scripted: Scripted) -> None:
+    controller = await scripted([go_on])
     full = DragomanError(error_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_delay=0.3)
     controller.plan = [full, controller.agents[0]]
     began = time.monotonic()
@@ -376,8 +376,8 @@ async def test_a_full_queue_is_asked_again_after_its_delay(fleet: Fleet) -> None
     assert not controller.asked[1].HasField("resume")
 
 
-async def test_attempts_are_bounded(fleet: Fleet) -> None:
-    controller = await fleet([refuse(error_pb2.ERROR_REASON_MODEL_LOADING)])
+async def test_attempts_are_bounded(scripted: Scripted) -> None:
+    controller = await scripted([refuse(error_pb2.ERROR_REASON_MODEL_LOADING)])
     async with AsyncClient(controller.address, retry=QUICK) as client:
         with pytest.raises(DragomanError) as failure:
             await read_all(client)
@@ -385,8 +385,8 @@ async def test_attempts_are_bounded(fleet: Fleet) -> None:
     assert len(controller.asked) == QUICK.max_attempts
 
 
-async def test_the_budget_ends_a_retry_storm(fleet: Fleet) -> None:
-    controller = await fleet([refuse(error_pb2.ERROR_REASON_MODEL_LOADING)])
+async def test_the_budget_ends_a_retry_storm(scripted: Scripted) -> None:
+    controller = await scripted([refuse(error_pb2.ERROR_REASON_MODEL_LOADING)])
     policy = RetryPolicy(max_attempts=4, base_seconds=0.001, budget=5)
     async with AsyncClient(controller.address, retry=policy) as client:
         for _ in range(6):
@@ -395,8 +395,8 @@ async def test_the_budget_ends_a_retry_storm(fleet: Fleet) -> None:
     assert len(controller.asked) == 6 + 5, "six requests and the five retries of the budget"
 
 
-async def test_leaving_the_loop_cancels_at_the_agent(fleet: Fleet) -> None:
-    controller = await fleet([script(started(100), delta(0, 1), delta(1, 2), then="hang")])
+async def test_leaving_the_loop_cancels_at_the_agent(scripted: Scripted) -> None:
+    controller = await scripted([script(started(100), delta(0, 1), delta(1, 2), then="hang")])
     agent = controller.agents[0]
     async with AsyncClient(controller.address) as client:
         async for _ in client.generate("hi", model="m"):
@@ -416,8 +416,8 @@ async def test_leaving_the_loop_cancels_at_the_agent(fleet: Fleet) -> None:
         await wait_until(lambda: agent.num_cancelled == 3)
 
 
-async def test_the_deadline_ends_a_stream_that_hangs(fleet: Fleet) -> None:
-    controller = await fleet([script(started(100), delta(0, 1), then="hang")])
+async def test_the_deadline_ends_a_stream_that_hangs(scripted: Scripted) -> None:
+    controller = await scripted([script(started(100), delta(0, 1), then="hang")])
     began = time.monotonic()
     async with AsyncClient(controller.address, retry=QUICK) as client:
         with pytest.raises(DragomanError) as failure:
@@ -428,8 +428,8 @@ async def test_the_deadline_ends_a_stream_that_hangs(fleet: Fleet) -> None:
     assert 0 < controller.asked[0].deadline.ToTimedelta().total_seconds() <= 0.3
 
 
-async def test_the_deadline_ends_a_wait_in_the_queue(fleet: Fleet) -> None:
-    controller = await fleet([go_on])
+async def test_the_deadline_ends_a_wait_in_the_queue(scripted: Scripted) -> None:
+    controller = await scripted([go_on])
     controller.plan = [30.0]
     async with AsyncClient(controller.address, retry=QUICK) as client:
         with pytest.raises(DragomanError) as failure:
@@ -439,7 +439,9 @@ async def test_the_deadline_ends_a_wait_in_the_queue(fleet: Fleet) -> None:
 
 async def test_a_controller_that_is_not_there() -> None:
     async with AsyncClient("127.0.0.1:1", retry=QUICK) as client:
-        with pytest.raises(DragomanError, match=r"cannot reach the controller at 127\.0\.0\.1:1.*dragoman up") as failure:
+        with pytest.raises(
+            DragomanError, match=r"cannot reach the controller at 127\.0\.0\.1:1.*dragoman up"
+        ) as failure:
             await read_all(client)
         assert failure.value.reason == error_pb2.ERROR_REASON_NO_AGENT
 

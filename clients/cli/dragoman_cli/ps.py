@@ -35,7 +35,11 @@ def ps(
     elif watch:
         asyncio.run(_watch(controller))
     else:
-        Console().print(_table(asyncio.run(_rows(controller)), controller))
+        console = Console()
+        # On a pipe nothing is gained by squeezing the table into 80 columns.
+        (console if console.is_terminal else Console(width=160)).print(
+            _table(asyncio.run(_rows(controller)), controller)
+        )
 
 
 async def _watch(controller: str) -> None:
@@ -103,7 +107,7 @@ def _read_counter(metrics_address: str) -> float | None:
 def _table(rows: list[dict[str, Any]], controller: str) -> Table:
     table = Table(box=SIMPLE_HEAD, title=f"agents of {controller}", title_justify="left")
     for name in ("agent", "state", "model", "device", "running", "waiting", "KV used", "tokens/s", "address"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=True, overflow="ellipsis" if name in ("model", "device") else "fold")
     if not rows:
         table.caption = "no agent has registered; start one with: dragoman-agent --controllers " + controller
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -49,18 +50,19 @@ from dragoman.v1 import (
 )
 
 DEFAULT_CONTROLLER = "127.0.0.1:50050"
+CONTROLLER_VARIABLE = "DRAGOMAN_CONTROLLER"
 
 
 class AsyncClient:
     """Talks to a controller, or with `agent=` to one agent that was started with --open.
 
-    Addresses are host:port. `tenant` is charged for the requests. Without `credentials` connections are not encrypted:
+    Addresses are host:port; without any, the controller is $DRAGOMAN_CONTROLLER, else 127.0.0.1:50050. `tenant` is charged for the requests. Without `credentials` connections are not encrypted:
     for loopback only. Close it with `aclose` or use `async with`. Errors are DragomanError.
     """
 
     def __init__(
         self,
-        controller: str = DEFAULT_CONTROLLER,
+        controller: str | None = None,
         *,
         agent: str | None = None,
         tenant: str = "",
@@ -68,11 +70,12 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
     ) -> None:
         policy = retry or RetryPolicy()
-        self._controller = None if agent is not None else controller
+        address = controller or os.environ.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
+        self._controller = None if agent is not None else address
         self._tenant = tenant
         self._channels = Channels(credentials)
         self._directory = Directory(self._channels, self._controller, agent)
-        admission = OpenAgent(agent) if agent is not None else ControllerAdmission(self._channels, controller)
+        admission = OpenAgent(agent) if agent is not None else ControllerAdmission(self._channels, address)
         self._context = Context(self._channels, admission, policy, RetryBudget(policy.budget))
 
     async def __aenter__(self) -> AsyncClient:

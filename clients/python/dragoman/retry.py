@@ -10,6 +10,7 @@ from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 
 MAX_RESUMES = 3
+_TENTHS = 10
 
 # The agent is gone, or gave the request up, and another may go on at the last cursor.
 _RESUMABLE = frozenset(
@@ -62,19 +63,19 @@ class RetryBudget:
     """What is left of `RetryPolicy.budget`. Owned by one client."""
 
     def __init__(self, capacity: float) -> None:
-        self._capacity = capacity
-        self._left = capacity
+        # In tenths: ten successes must make one retry exactly.
+        self._capacity = self._left = round(capacity * _TENTHS)
 
     def spend(self) -> bool:
         """Pays for one retry; False when there is nothing left for it."""
-        if self._left < 1.0:
+        if self._left < _TENTHS:
             return False
-        self._left -= 1.0
+        self._left -= _TENTHS
         return True
 
     def succeeded(self) -> None:
         """Gives a tenth of a retry back."""
-        self._left = min(self._capacity, self._left + 0.1)
+        self._left = min(self._capacity, self._left + 1)
 
 
 def step_after(error: DragomanError, *, accepted: bool) -> Step:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Unpack
 
 import grpc
 
-from dragoman.client import DEFAULT_CONTROLLER, AsyncClient
+from dragoman.client import AsyncClient
 from dragoman.request import GenerateOptions, Message, Prompt
 from dragoman.results import Embeddings, GenerationResult, Quote, Token
 from dragoman.retry import RetryPolicy
@@ -137,7 +137,7 @@ class Client:
 
     def __init__(
         self,
-        controller: str = DEFAULT_CONTROLLER,
+        controller: str | None = None,
         *,
         agent: str | None = None,
         tenant: str = "",
@@ -232,7 +232,7 @@ class Client:
 
 
 async def _make(
-    controller: str,
+    controller: str | None,
     agent: str | None,
     tenant: str,
     credentials: grpc.ChannelCredentials | None,
