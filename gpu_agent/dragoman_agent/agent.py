@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -82,7 +83,9 @@ class Agent:
         self._membership: Membership | None = None
         self._end: asyncio.Future[int] | None = None
         self._drain_task: asyncio.Task[None] | None = None
-        self._drain_by: float | None = None
+        self._ready_task: asyncio.Task[None] | None = None
+        self._drain_by = math.inf
+        self._drain_scope: asyncio.Timeout | None = None
         self._engine.on_step(self._take_step)
 
     async def run(self) -> int:
@@ -144,7 +147,11 @@ class Agent:
         self._membership = Membership(self._settings.controllers, self._agent_part())
         self._gate.on_outcome = self._membership.report
         self._membership.start()
-        info = {**ready.info, **self._facts()}
+        self._ready_task = asyncio.create_task(self._tell_ready({**ready.info, **self._facts()}))
+
+    async def _tell_ready(self, info: dict[str, Any]) -> None:
+        """Health first: who reads the announcement may ask at once."""
+        await self._update_health()
         logger.info("ready: %s", json.dumps(info))
         self._announce("ready", info=info)
 
@@ -244,15 +251,19 @@ class Agent:
         """Liveness and readiness follow the step age: a process that answers and does not step is not healthy."""
         was_serving = False
         while True:
-            await asyncio.sleep(HEALTH_SECONDS if was_serving else 0.02)
-            if self._server is None:
-                continue
+            await asyncio.sleep(HEALTH_SECONDS)
             stepping = self._engine.is_serving
             if was_serving and not stepping:
                 logger.error("no engine step for %.1f s: not serving", self._engine.step_age)
             was_serving = stepping
-            live = stepping or (self._engine.ready is None and not self._engine.is_dead)
-            await self._server.set_health(live=live, ready=stepping and self._gate.phase is Phase.SERVING)
+            await self._update_health()
+
+    async def _update_health(self) -> None:
+        if self._server is None:
+            return
+        stepping = self._engine.is_serving
+        live = stepping or (self._engine.ready is None and not self._engine.is_dead)
+        await self._server.set_health(live=live, ready=stepping and self._gate.phase is Phase.SERVING)
 
     # The end.
 
@@ -270,10 +281,12 @@ class Agent:
     def drain(self, grace_seconds: float | None) -> None:
         """Announce the end, then refuse new requests, finish those under way, exit 0. Asking again may shorten it."""
         limit = self._settings.drain_timeout if grace_seconds is None else grace_seconds
-        by = time.monotonic() + limit
-        self._drain_by = by if self._drain_by is None else min(self._drain_by, by)
+        by = asyncio.get_running_loop().time() + limit
+        self._drain_by = min(self._drain_by, by)
         if self._drain_task is None:
             self._drain_task = asyncio.create_task(self._drain())
+        elif self._drain_scope is not None:
+            self._drain_scope.reschedule(self._drain_by)
 
     async def _drain(self) -> None:
         logger.info("draining: %d requests under way", len(self._engine.live))
@@ -281,13 +294,13 @@ class Agent:
             self._gate.phase = Phase.DRAINING
         if self._server is not None:
             await self._server.set_health(live=True, ready=False)
-        notice_ends = time.monotonic() + self._settings.drain_notice
-        while time.monotonic() < min(notice_ends, self._drain_by or notice_ends):
-            await asyncio.sleep(0.02)
+        left = self._drain_by - asyncio.get_running_loop().time()
+        await asyncio.sleep(min(self._settings.drain_notice, max(left, 0.0)))
         self._gate.phase = Phase.CLOSED
-        while self._engine.live and time.monotonic() < (self._drain_by or 0.0):
-            await asyncio.sleep(0.02)
-        if self._engine.live:
+        try:
+            async with asyncio.timeout_at(self._drain_by) as self._drain_scope:
+                await self._engine.wait_idle()
+        except TimeoutError:
             logger.warning("the drain's time is over: ending %d requests", len(self._engine.live))
         self._finish(0)
 

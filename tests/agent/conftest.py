@@ -26,7 +26,9 @@ COMMAND = (sys.executable, "-P", "-m", "dragoman_agent.main")
 class AgentProcess:
     """One `dragoman-agent` under test; `events` are its announced lines."""
 
-    def __init__(self, *flags: str, open: bool = True, device: str = "null") -> None:
+    def __init__(
+        self, *flags: str, open: bool = True, device: str = "null", environ: dict[str, str] | None = None
+    ) -> None:
         access = ["--open"] if open else []
         ports = ["--port", "0", "--metrics-port", "0"]
         self.process = subprocess.Popen(
@@ -34,7 +36,10 @@ class AgentProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={key: value for key, value in os.environ.items() if not key.startswith("DRAGOMAN_")},
+            env={
+                **{key: value for key, value in os.environ.items() if not key.startswith("DRAGOMAN_")},
+                **(environ or {}),
+            },
         )
         self.events: list[dict[str, Any]] = []
         self.log: list[str] = []

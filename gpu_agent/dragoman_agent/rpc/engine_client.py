@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 Event = Delta | Finished | Failed | Embedded
 OnEnd = Callable[[Event, int], None]  # the terminal event, and the tokens of the longest choice
 STEP_AGE_LIMIT_SECONDS = 3.0
-_EXIT_CODE_SECONDS = 0.1
+_BOTH_ENDS_SECONDS = 0.5
 
 
 class EventSink(Protocol):
@@ -94,8 +94,11 @@ class EngineClient:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._fatal: Fatal | None = None
         self._stopping = False
+        self._disconnected = False
+        self._exited = False
         self._dead = False
         self._last_step = 0.0
+        self._idle: asyncio.Future[None] | None = None
         self._step_listeners: list[Callable[[Step], None]] = []
         self._dirty: dict[Callable[[], None], None] = {}
         self.live: dict[str, Live] = {}
@@ -132,6 +135,12 @@ class EngineClient:
     def step_age(self) -> float:
         """Seconds since the last finished step or idle tick; 0 while the model loads."""
         return time.monotonic() - self._last_step if self._last_step else 0.0
+
+    async def wait_idle(self) -> None:
+        """Until no request is live."""
+        while self.live:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
 
     def on_step(self, listener: Callable[[Step], None]) -> Callable[[], None]:
         """Call `listener` with each step frame. Returns the function that ends it."""
@@ -174,11 +183,12 @@ class EngineClient:
     async def stop(self, timeout: float) -> None:
         """End the engine: each live request gets its Failed event. After `timeout` seconds the process is killed."""
         self._stopping = True
-        self._send(Shutdown())
-        try:
-            await asyncio.wait_for(asyncio.shield(self._ended), timeout)
-        except TimeoutError:
-            logger.warning("the engine did not end within %.1f s and is killed", timeout)
+        if self.ready is not None and not self._dead:
+            self._send(Shutdown())
+            try:
+                await asyncio.wait_for(asyncio.shield(self._ended), timeout)
+            except TimeoutError:
+                logger.warning("the engine did not end within %.1f s and is killed", timeout)
         self._process.kill()
         self._die()
         if self._transport is not None:
@@ -226,10 +236,15 @@ class EngineClient:
                     self._listener.engine_ready(message)
                 case Fatal():
                     self._fatal = message
+        self._end_of_batch()
+
+    def _end_of_batch(self) -> None:
         while self._dirty:
             dirty, self._dirty = self._dirty, {}
             for flush in dirty:
                 flush()
+        if not self.live and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def _take_step(self, step: Step) -> None:
         self._last_step = time.monotonic()
@@ -252,13 +267,19 @@ class EngineClient:
             listener(step)
 
     def _connection_lost(self) -> None:
-        # The exit code, which says more, follows in a moment; an engine that closed its socket and lives on is killed.
-        asyncio.get_running_loop().call_later(_EXIT_CODE_SECONDS, self._die)
+        self._disconnected = True
+        self._die_soon()
 
     def _process_ended(self) -> None:
-        # What it last wrote may still be on its way; the end of the socket is what says that all has been read.
-        delay = _EXIT_CODE_SECONDS if self._transport is not None and not self._transport.is_closing() else 0.0
-        asyncio.get_running_loop().call_later(delay, self._die)
+        self._exited = True
+        self._die_soon()
+
+    def _die_soon(self) -> None:
+        """At once when both have happened: the last frames are read and the exit code is known. Else the other is due."""
+        if (self._disconnected and self._exited) or self._transport is None:
+            self._die()
+        else:
+            asyncio.get_running_loop().call_later(_BOTH_ENDS_SECONDS, self._die)
 
     def _die(self) -> None:
         if self._dead:
@@ -270,10 +291,7 @@ class EngineClient:
             failed = Failed(request_id, reason, message)
             entry.on_end(failed, entry.num_emitted)
             entry.sink.deliver(failed)
-        while self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for flush in dirty:
-                flush()
+        self._end_of_batch()
         self._process.kill()
         if not self._ended.done():
             self._ended.set_result(None)

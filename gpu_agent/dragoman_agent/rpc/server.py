@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 import grpc
@@ -77,6 +78,7 @@ class AgentServer:
 
     async def start(self, host: str, port: int) -> None:
         """Bind and listen; `port` 0 takes a free one, `self.port` says which. Raises StartupError."""
+        _try_port(host, port)
         try:
             self.port = self._server.add_insecure_port(f"{bracketed(host)}:{port}")
         except RuntimeError:
@@ -105,6 +107,19 @@ class AgentServer:
     async def _set(self, name: str, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set(name, status)
+
+
+def _try_port(host: str, port: int) -> None:
+    """Bind and let go: gRPC would print its own lines about a port that is taken. Raises StartupError."""
+    if not port:
+        return
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError:
+        raise StartupError(port_problem(host, port, "--port")) from None
 
 
 def bracketed(host: str) -> str:

@@ -91,6 +91,12 @@ async def running(channel: grpc.aio.Channel) -> int:
     raise AssertionError("no load")
 
 
+async def until_idle(channel: grpc.aio.Channel) -> None:
+    async with asyncio.timeout(3):
+        while await running(channel):
+            pass
+
+
 async def test_a_hundred_streams_share_frames(channel: grpc.aio.Channel) -> None:
     gateway = Gateway(channel)
     for stream in range(100):
@@ -178,9 +184,7 @@ async def test_closing_the_call_cancels_all(channel: grpc.aio.Channel) -> None:
         assert await gateway.read()
     assert await running(channel) == 20
     gateway.call.cancel()
-    async with asyncio.timeout(3):
-        while await running(channel):
-            await asyncio.sleep(0.02)
+    await until_idle(channel)
 
 
 async def test_half_close_lets_running_streams_end(channel: grpc.aio.Channel) -> None:
@@ -202,9 +206,7 @@ async def test_stream_id_in_use_ends_the_call(channel: grpc.aio.Channel) -> None
             pass
     error = from_rpc_error(caught.value)
     assert (error.reason_name, error.metadata["param"]) == ("invalid_request", "start.stream_id")
-    async with asyncio.timeout(3):
-        while await running(channel):
-            await asyncio.sleep(0.02)
+    await until_idle(channel)
 
 
 async def test_stream_id_may_be_used_again_after_its_end(channel: grpc.aio.Channel) -> None:
