@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -63,32 +64,18 @@ PRE_TOKENIZERS: Final = MappingProxyType(
 def tokenizer_files_from_gguf(file: GgufFile) -> TokenizerFiles:
     """The file's tokenizer, chat template and special tokens. Raises ModelFileError for a kind that is not known."""
     metadata = Metadata(file)
-    model = metadata.required_text("tokenizer.ggml.model")
-    if model != "gpt2":
+    build = _MODELS.get(metadata.required_text("tokenizer.ggml.model"))
+    if build is None:
         raise file.fail(
-            f"tokenizer model {model!r} is not supported (gpt2, byte-level BPE, is)",
+            f"tokenizer model {metadata.text('tokenizer.ggml.model')!r} is not supported (known: {', '.join(_MODELS)})",
             "use a model with such a tokenizer",
         )
-    tokens = metadata.strings("tokenizer.ggml.tokens")
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise file.fail("the tokenizer names a token twice")
-    pre = _pre_tokenizer(metadata)
-    added = _added_tokens(metadata, tokens)
+    vocabulary = _vocabulary(metadata)
+    tokens = list(vocabulary)
+    value, add_bos = build(metadata, vocabulary)
+    value |= {"version": "1.0", "added_tokens": _added_tokens(metadata, tokens)}
     eos_ids = end_token_ids(metadata, len(tokens))
     bos_id = _token_id(metadata, "tokenizer.ggml.bos_token_id", len(tokens))
-    value: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": added,
-        "pre_tokenizer": _pre_tokenizer_json(pre),
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-        "model": {
-            "type": "BPE",
-            "ignore_merges": pre.ignore_merges,
-            "vocab": vocabulary,
-            "merges": _merges(metadata, vocabulary),
-        },
-    }
     if metadata.flag("tokenizer.ggml.add_eos_token", False) and eos_ids:
         value["post_processor"] = _append_token_json(tokens[eos_ids[0]], eos_ids[0])
     return TokenizerFiles(
@@ -98,8 +85,89 @@ def tokenizer_files_from_gguf(file: GgufFile) -> TokenizerFiles:
         eos_token=tokens[eos_ids[0]] if eos_ids else None,
         bos_token_id=bos_id,
         eos_token_ids=tuple(sorted(eos_ids)),
-        add_bos_token=metadata.flag("tokenizer.ggml.add_bos_token", pre.add_bos) and bos_id is not None,
+        add_bos_token=metadata.flag("tokenizer.ggml.add_bos_token", add_bos) and bos_id is not None,
     )
+
+
+def _byte_level(metadata: Metadata, vocabulary: dict[str, int]) -> tuple[dict[str, Any], bool]:
+    """`gpt2`: byte-level BPE. Also whether a BOS is added where the file does not say."""
+    pre = _pre_tokenizer(metadata)
+    value = {
+        "pre_tokenizer": _pre_tokenizer_json(pre),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": pre.ignore_merges,
+            "vocab": vocabulary,
+            "merges": _merges(metadata, vocabulary),
+        },
+    }
+    return value, pre.add_bos
+
+
+def _sentencepiece(metadata: Metadata, vocabulary: dict[str, int]) -> tuple[dict[str, Any], bool]:
+    """`llama`: pieces with scores. Joining the best-scored neighbours first is BPE whose merges are ranked by score."""
+    prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    unspace = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    value = {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": "▁"}, space] if prefix else [space],
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [unspace, {"type": "ByteFallback"}, {"type": "Fuse"}, *([strip] if prefix else [])],
+        },
+        "model": {
+            "type": "BPE",
+            "unk_token": _unknown_token(metadata, vocabulary),
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocabulary,
+            "merges": _scored_merges(metadata, vocabulary),
+        },
+    }
+    return value, True
+
+
+_MODELS: Final[MappingProxyType[str, Callable[[Metadata, dict[str, int]], tuple[dict[str, Any], bool]]]] = (
+    MappingProxyType({"gpt2": _byte_level, "llama": _sentencepiece})
+)
+
+
+def _vocabulary(metadata: Metadata) -> dict[str, int]:
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise metadata.fail("the tokenizer names a token twice")
+    return vocabulary
+
+
+def _unknown_token(metadata: Metadata, vocabulary: dict[str, int]) -> str | None:
+    token_id = _token_id(metadata, "tokenizer.ggml.unknown_token_id", len(vocabulary))
+    return None if token_id is None else list(vocabulary)[token_id]
+
+
+def _scored_merges(metadata: Metadata, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to make a piece from two others, the best-scored piece first."""
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    types = metadata.integers("tokenizer.ggml.token_type")
+    if len(scores) != len(vocabulary) or len(types) != len(vocabulary):
+        raise metadata.fail(
+            f"the tokenizer has {len(vocabulary)} tokens but {len(scores)} scores and {len(types)} token types"
+        )
+    ranked = sorted(
+        (piece for piece, token_id in vocabulary.items() if len(piece) > 1 and types[token_id] == NORMAL),
+        key=lambda piece: -scores[vocabulary[piece]],
+    )
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in ranked
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+    ]
 
 
 def end_token_ids(metadata: Metadata, num_tokens: int) -> list[int]:
