@@ -83,7 +83,7 @@ class AgentView:
 
     def line(self) -> Line:
         """The lower bound for a request of one choice."""
-        if self.excluded_because:
+        if self.excluded_because or not self.num_free_slots:
             return FULL
         batch_size = min(self.num_running + 1, self.max_running_requests)
         others = self.mean_context_tokens * (batch_size - 1) / batch_size
@@ -278,7 +278,7 @@ def _bounds(
     if shape.num_choices > 1:
         bounds = [
             _INFINITE
-            if view.excluded_because
+            if view.excluded_because or not view.num_free_slots
             else view.score(shape, cached_tokens.get(view.agent_id, 0)).finish_seconds
             for view in candidates.views
         ]

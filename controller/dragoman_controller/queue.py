@@ -68,16 +68,14 @@ class _ClassQueue(Generic[T]):
         if not able:
             return None
         while True:
-            for _ in range(len(self.turns)):
-                tenant = self.turns[0]
-                if tenant.name not in blocked:
-                    if not tenant.topped_up:
-                        tenant.deficit += QUANTUM_TOKENS * tenant.share
-                        tenant.topped_up = True
-                    if tenant.deficit >= tenant.entries[0].cost:
-                        return tenant.entries[0]
-                    tenant.topped_up = False
-                self.turns.rotate(-1)
+            for tenant in list(able):
+                if not tenant.topped_up:
+                    tenant.deficit += QUANTUM_TOKENS * tenant.share
+                    tenant.topped_up = True
+                if tenant.deficit >= tenant.entries[0].cost:
+                    return tenant.entries[0]
+                tenant.topped_up = False
+                self._to_the_end(tenant)
             self._skip_rounds(able)
 
     def take(self, entry: Entry[T]) -> None:
@@ -88,6 +86,10 @@ class _ClassQueue(Generic[T]):
         tenant.purge()
         if not tenant.entries:
             self._drop_empty()
+
+    def _to_the_end(self, tenant: _Tenant[T]) -> None:
+        self.turns.remove(tenant)
+        self.turns.append(tenant)
 
     def _skip_rounds(self, able: list[_Tenant[T]]) -> None:
         """A request of many quanta would take as many rounds: give all but the last of them at once."""

@@ -1,0 +1,177 @@
+"""Placement: the earliest finish, never an excluded agent, whatever the step models and loads."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from random import Random
+
+import pytest
+from dragoman_controller.placement import TIE_RATIO, AgentView, Candidates, Shape, place
+from dragoman_controller.steps import StepTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.step_model import StepModel
+
+FLAT = StepTable(StepModel((1,), (0,), (0.01,), 1000.0, 0.0))
+
+
+def view(agent_id: str, **fields: object) -> AgentView:
+    steps = fields.get("steps", FLAT)
+    assert isinstance(steps, StepTable)
+    running, most = fields.get("num_running", 0), fields.get("max_running_requests", 8)
+    assert isinstance(running, int) and isinstance(most, int)
+    defaults: dict[str, object] = {
+        "agent_id": agent_id,
+        "max_context_tokens": 4096,
+        "num_free_slots": 8,
+        "num_slots": 10,
+        "num_running": 0,
+        "mean_context_tokens": 0.0,
+        "queue_seconds": 0.0,
+        "max_running_requests": 8,
+        "steps": steps,
+        "row": steps.row(min(running + 1, most)),
+    }
+    return AgentView(**{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def candidates(*views: AgentView) -> Candidates:
+    fleet = Candidates()
+    for one in views:
+        fleet.put(one)
+    return fleet
+
+
+@st.composite
+def views(draw: st.DrawFn, agent_id: str) -> AgentView:
+    contexts = sorted(draw(st.sets(st.integers(0, 8192), min_size=1, max_size=4)))
+    batches = sorted(draw(st.sets(st.integers(1, 64), min_size=1, max_size=3)))
+    count = len(contexts) * len(batches)
+    times = draw(st.lists(st.floats(1e-4, 0.5), min_size=count, max_size=count))
+    steps = StepTable(
+        StepModel(tuple(batches), tuple(contexts), tuple(times), draw(st.floats(100, 1e5)), draw(st.floats(0, 0.05)))
+    )
+    most = draw(st.integers(1, 16))
+    running = draw(st.integers(0, most))
+    slots = most + draw(st.integers(0, 4))
+    return view(
+        agent_id,
+        steps=steps,
+        max_running_requests=most,
+        num_running=running,
+        num_slots=slots,
+        num_free_slots=draw(st.integers(0, slots)),
+        max_context_tokens=draw(st.sampled_from([512, 2048, 8192])),
+        mean_context_tokens=draw(st.floats(0, 4000)),
+        queue_seconds=draw(st.floats(0, 2)),
+        excluded_because=draw(st.sampled_from(["", "", "", "it is draining"])),
+    )
+
+
+fleets = st.integers(0, 6).flatmap(lambda count: st.tuples(*(views(f"agent-{i}") for i in range(count))))
+shapes = st.builds(
+    lambda prompt, output, choices: Shape(prompt, output, choices, prompt + 1, prompt + output),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+    st.sampled_from([1, 1, 1, 3]),
+)
+
+
+@given(fleet=fleets, shape=shapes, seed=st.integers(0, 99), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_the_choice_is_the_earliest_finish_of_those_that_may_be_chosen(
+    fleet: tuple[AgentView, ...], shape: Shape, seed: int, data: st.DataObject
+) -> None:
+    ids = [one.agent_id for one in fleet]
+    cached = {i: 64 * data.draw(st.integers(0, 40)) for i in ids if data.draw(st.booleans())}
+    excluded = {i: "told so" for i in ids if data.draw(st.integers(0, 4)) == 0}
+    able = [one for one in fleet if one.agent_id not in excluded and not one.refusal(shape)]
+    if any(one.max_context_tokens >= shape.wanted_context_tokens for one in able):
+        able = [one for one in able if one.max_context_tokens >= shape.wanted_context_tokens]
+    placed = place(candidates(*fleet), shape, cached, Random(seed), excluded)
+    if not able:
+        assert placed is None
+        return
+    assert placed is not None
+    chosen = fleet[placed.chosen]
+    assert chosen in able
+    finishes = {one.agent_id: one.score(shape, cached.get(one.agent_id, 0)).finish_seconds for one in able}
+    assert placed.score.finish_seconds == pytest.approx(finishes[chosen.agent_id])
+    # The best is known within one tie, and the choice lies within one tie of it.
+    assert placed.score.finish_seconds <= min(finishes.values()) * TIE_RATIO**2 + 1e-12
+    if len(able) == 1:
+        assert placed.fallback is None
+    else:
+        assert placed.fallback is not None and fleet[placed.fallback] in able and placed.fallback != placed.chosen
+
+
+def test_a_clear_winner_is_always_chosen() -> None:
+    fleet = candidates(view("slow", queue_seconds=0.5), view("fast"), view("slower", queue_seconds=0.9))
+    for seed in range(20):
+        placed = place(fleet, Shape(10, 10), {}, Random(seed))
+        assert placed is not None
+        assert (fleet.views[placed.chosen].agent_id, placed.num_ties) == ("fast", 1)
+        assert placed.fallback is not None and fleet.views[placed.fallback].agent_id == "slow"
+
+
+def test_a_cached_prefix_decides_where_prefill_costs_more_than_the_wait() -> None:
+    fleet = candidates(view("idle"), view("holder", queue_seconds=0.5))
+    shape = Shape(1000, 2)
+    without, with_prefix = (place(fleet, shape, cached, Random(0)) for cached in ({}, {"holder": 960}))
+    assert without is not None and fleet.views[without.chosen].agent_id == "idle"
+    assert with_prefix is not None and fleet.views[with_prefix.chosen].agent_id == "holder"
+    assert with_prefix.score.cached_tokens == 960
+    assert with_prefix.score.prefill_seconds == pytest.approx(40 / 1000)
+
+
+def test_the_score_is_wait_plus_prefill_plus_decode_at_the_batch_it_joins() -> None:
+    steps = StepTable(StepModel((1, 2), (0, 1000), (0.01, 0.02, 0.03, 0.05), 500.0, 0.001))
+    one = view("a", steps=steps, num_running=1, mean_context_tokens=400.0, queue_seconds=0.25)
+    score = one.score(Shape(100, 21), 0)
+    context = (400 + 100 + 21 / 2) / 2
+    assert score.queue_seconds == 0.25
+    assert score.prefill_seconds == pytest.approx(100 / 500)
+    assert score.step_seconds == pytest.approx(steps.model.decode_step_seconds(2, context))
+    assert score.decode_seconds == pytest.approx(20 * score.step_seconds)
+
+
+def test_the_last_prompt_token_is_always_computed() -> None:
+    score = view("a").score(Shape(128, 1), 128)
+    assert score.cached_tokens == 127
+    assert score.prefill_seconds == pytest.approx(1 / 1000)
+
+
+def test_equal_agents_share_the_requests() -> None:
+    fleet = candidates(*(view(f"agent-{i}") for i in range(4)))
+    rng = Random(1)
+    chosen = Counter(place(fleet, Shape(10, 10), {}, rng).chosen for _ in range(400))  # type: ignore[union-attr]
+    assert set(chosen) == {0, 1, 2, 3}
+    assert max(chosen.values()) < 160
+
+
+def test_a_small_context_is_used_only_when_no_larger_one_has_room() -> None:
+    small, large = view("small", max_context_tokens=512), view("large", queue_seconds=9.0)
+    shape = Shape(300, 1000, 1, 301, 1300)
+    placed = place(candidates(small, large), shape, {}, Random(0))
+    assert placed is not None and placed.chosen == 1
+    placed = place(candidates(small, view("large", excluded_because="it is draining")), shape, {}, Random(0))
+    assert placed is not None and placed.chosen == 0
+
+
+def test_removing_an_agent_keeps_the_others_in_place() -> None:
+    fleet = candidates(view("a"), view("b", max_context_tokens=100), view("c", state="draining"))
+    fleet.remove("b")
+    fleet.remove("never there")
+    assert sorted(one.agent_id for one in fleet.views) == ["a", "c"]
+    assert [fleet.views[fleet.position(i) or 0].agent_id for i in ("a", "c")] == ["a", "c"]
+    assert (fleet.smallest_context, fleet.num_in_state("draining"), fleet.num_in_state("serving")) == (4096, 1, 1)
+    fleet.put(view("c"))
+    assert (len(fleet), fleet.num_in_state("draining")) == (2, 0)
+
+
+def test_a_full_fleet_places_nothing() -> None:
+    full = view("a", excluded_because="all its 6 slots are taken")
+    assert place(candidates(full), Shape(1, 1), {}, Random(0)) is None
+    assert full.line().queue == math.inf

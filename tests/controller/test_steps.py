@@ -1,0 +1,45 @@
+"""Remembered decode rows against the step model they come from."""
+
+from __future__ import annotations
+
+import pytest
+from dragoman_controller.steps import StepTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.step_model import StepModel
+
+
+@st.composite
+def step_models(draw: st.DrawFn) -> StepModel:
+    """Any measured grid: times over 0, in no order whatever."""
+    batches = sorted(draw(st.sets(st.integers(1, 256), min_size=1, max_size=4)))
+    contexts = sorted(draw(st.sets(st.integers(0, 8192), min_size=1, max_size=5)))
+    count = len(batches) * len(contexts)
+    times = draw(st.lists(st.floats(1e-4, 1.0), min_size=count, max_size=count))
+    return StepModel(tuple(batches), tuple(contexts), tuple(times), draw(st.floats(10, 1e5)), draw(st.floats(0, 0.1)))
+
+
+@given(model=step_models(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_row_is_the_step_model_at_its_batch_size(model: StepModel, data: st.DataObject) -> None:
+    batch_size = data.draw(st.integers(model.batch_sizes[0], model.batch_sizes[-1]))
+    context = data.draw(st.floats(0, 20_000))
+    expected = model.decode_step_seconds(batch_size, context)
+    assert StepTable(model).row(batch_size).at(context) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@given(model=step_models(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_floor_line_is_nowhere_above_the_row(model: StepModel, data: st.DataObject) -> None:
+    row = StepTable(model).row(data.draw(st.integers(1, 300)))
+    start = data.draw(st.floats(0, 10_000))
+    seconds, slope = row.floor_from(start)
+    for context in data.draw(st.lists(st.floats(start, 50_000), max_size=10)):
+        assert seconds + slope * (context - start) <= row.at(context) + 1e-9
+
+
+def test_the_floor_line_is_exact_where_the_row_is_straight() -> None:
+    row = StepTable(StepModel((1,), (0, 1000, 4000), (0.01, 0.02, 0.05), 1000.0, 0.0)).row(1)
+    seconds, slope = row.floor_from(500)
+    assert seconds + slope * 3000 == pytest.approx(row.at(3500))
