@@ -36,8 +36,12 @@ def llama_step_flops(shape: Shape) -> int:
 
 
 def llama_step_phases(shape: Shape) -> int:
-    """Barriers of a step: eight a layer, and the embedding, the final norm and the head."""
-    return 8 * shape["num_layers"] + 3
+    """Barriers of a step: up to eight a layer, and the embedding, the final norm and the head.
+
+    A pure decode step stores K and V in its attention phase; up to two tokens are normed by every thread for itself.
+    """
+    per_layer = 8 - (shape["num_tokens"] == shape["num_seqs"]) - 2 * (shape["num_tokens"] <= 2)
+    return per_layer * shape["num_layers"] + 3
 
 
 LLAMA_STEP_CONTRACT = KernelContract(

@@ -156,6 +156,20 @@ def test_bad_numbers_are_refused_before_anything_is_written(
     np.testing.assert_array_equal(driver.run([(0, [8, 9])])[0][0], expected)
 
 
+@pytest.mark.parametrize("activation", ["int8", "float32"])
+def test_a_prefix_block_may_be_read_in_the_step_that_fills_it(activation: str, random_model: Make, load: Make) -> None:
+    model = random_model(dtype="Q4_1", num_heads=6, num_kv_heads=2)
+    tokens = list(range(1, 18))
+    expected = load(model, activation=activation, num_threads=1).teacher_forced(0, tokens, prefill=16)
+    driver = load(model, activation=activation)
+    driver.run([(0, tokens[:15])])
+    # Sequence 0 writes slot 15 of its block; sequence 1 has that block as its prefix and adds token 16.
+    driver.tables[1], driver.lengths[1] = list(driver.tables[0]), 16
+    logits, _ = driver.run([(1, tokens[16:]), (0, tokens[15:16])])
+    np.testing.assert_array_equal(logits[0], expected[1])
+    np.testing.assert_array_equal(logits[1], expected[0])
+
+
 def test_two_sequences_cannot_write_one_block(random_model: Make, load: Make) -> None:
     driver = load(random_model(num_layers=1))
     arrays = driver.batch([(0, [1]), (1, [2])])

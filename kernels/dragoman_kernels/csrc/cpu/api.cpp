@@ -22,6 +22,7 @@ Llama::Llama(const dragoman_llama_config& shape, const float* frequencies)
   attended = Activations(tokens, q_cols());
   gated = Activations(tokens, config.intermediate_size);
   last = Activations(config.max_num_seqs, config.hidden_size);
+  for (int i = 0; i < config.num_threads; ++i) private_normed.emplace_back(kPrivateRows, config.hidden_size);
   // Sixteen spare floats: the last group of a row is read and written whole.
   residual = Buffer<float>(size_t(tokens) * config.hidden_size + 16);
   qkv = Buffer<float>(size_t(tokens) * qkv_cols() + 16);

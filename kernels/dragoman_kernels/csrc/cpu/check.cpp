@@ -30,6 +30,19 @@ int check_sequence(Llama& model, const dragoman_llama_batch& batch, int seq, dra
   return DRAGOMAN_OK;
 }
 
+// Whether each sequence may write and read its context without waiting for the others.
+bool independent(const Llama& model, const dragoman_llama_batch& batch) {
+  if (batch.num_tokens != batch.num_seqs) return false;
+  for (int seq = 0; seq < batch.num_seqs; ++seq) {
+    const int32_t* table = batch.block_tables + size_t(seq) * batch.max_num_blocks;
+    for (int b = 0; b <= (batch.context_lens[seq] - 1) / model.config.page_size; ++b) {
+      const int writer = model.block_writer[table[b]];
+      if (writer >= 0 && writer != seq) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 int check_batch(Llama& model, const dragoman_llama_batch& batch, dragoman_llama_report& report) {
@@ -55,6 +68,7 @@ int check_batch(Llama& model, const dragoman_llama_batch& batch, dragoman_llama_
   std::fill(model.block_writer.begin(), model.block_writer.end(), -1);
   for (int seq = 0; seq < batch.num_seqs; ++seq)
     if (const int code = check_sequence(model, batch, seq, report)) return code;
+  model.independent = independent(model, batch);
   return DRAGOMAN_OK;
 }
 

@@ -22,6 +22,8 @@ struct AttentionTile {
   int seq, first, count;
 };
 
+constexpr int kPrivateRows = 2;
+
 struct Llama {
   dragoman_llama_config config;
   std::vector<float> inverse_frequencies;
@@ -35,12 +37,15 @@ struct Llama {
   Buffer<uint16_t> keys16, values16;
 
   Activations normed, attended, gated, last;
+  // A thread's own normed rows: in a small step each thread norms all rows itself, which is cheaper than a barrier.
+  std::vector<Activations> private_normed;
   Buffer<float> residual;  // [tokens, hidden]
   Buffer<float> qkv;       // [tokens, (heads + 2 kv heads) * head_dim]
   Buffer<float> rotary;    // [tokens, head_dim]: cosines then sines
   std::vector<AttentionTile> tiles;
   std::vector<int32_t> last_rows;     // rows whose final norm is wanted: logits first, then hidden
   std::vector<int32_t> block_writer;  // [blocks] sequence that writes the block in this step, else -1
+  bool independent = false;           // every sequence has one query token and reads no block another one writes
   std::unique_ptr<Team> team;
 
   explicit Llama(const dragoman_llama_config& config, const float* inverse_frequencies);
@@ -51,7 +56,7 @@ struct Llama {
   const Matrix& output_head() const { return head.data ? head : embedding; }
 };
 
-// Fills `report` and returns its code; changes only `model.block_writer`.
+// Fills `report` and returns its code; changes only `model.block_writer` and `model.independent`.
 int check_batch(Llama& model, const dragoman_llama_batch& batch, dragoman_llama_report& report);
 
 // Runs a checked batch.

@@ -26,8 +26,10 @@ void rms_norm(const float* x, const float* weight, int count, float eps, float* 
 template <class KV>
 class Step {
  public:
-  Step(Llama& model, const dragoman_llama_batch& batch, KV* keys, KV* values, float* logits, float* hidden)
-      : model_(model), c_(model.config), batch_(batch), keys_(keys), values_(values), logits_(logits), hidden_(hidden) {}
+  Step(Llama& model, const dragoman_llama_batch& batch, KV* keys, KV* values, float* logits, float* hidden, int thread)
+      : model_(model), c_(model.config), batch_(batch), keys_(keys), values_(values), logits_(logits), hidden_(hidden),
+        own_norms_(batch.num_tokens <= kPrivateRows),
+        normed_(own_norms_ ? model.private_normed[thread] : model.normed) {}
 
   // Every thread runs a copy of its own, so `loop_` counts alike in all.
   void run() {
@@ -36,8 +38,11 @@ class Step {
       const Layer& weights = model_.layers[layer];
       normalize(weights.vectors[DRAGOMAN_INPUT_NORM]);
       project_qkv(weights);
-      place(weights, layer);
-      attend_all(layer);
+      if (model_.independent)
+        place_and_attend(weights, layer);
+      else
+        place_then_attend(weights, layer);
+      quantize_attended();
       add_projection(weights.matrices[DRAGOMAN_O], model_.attended);
       normalize(weights.vectors[DRAGOMAN_POST_NORM]);
       gate(weights);
@@ -46,7 +51,7 @@ class Step {
     finish();
   }
 
-  static int num_loops(const dragoman_llama_config& c) { return 9 * c.num_layers + 3; }
+  static int num_loops(const dragoman_llama_config& c) { return 9 * c.num_layers + 3; }  // at most
 
  private:
   template <class Item>
@@ -72,11 +77,13 @@ class Step {
   }
 
   void normalize(const std::vector<float>& weight) {
-    share(batch_.num_tokens, 1, [&](int t) {
-      const Activations& out = model_.normed;
-      rms_norm(model_.residual.get() + size_t(t) * c_.hidden_size, weight.data(), c_.hidden_size, c_.rms_norm_eps, out.row(t));
-      if (c_.int8_activations) out.quantize_row(t);
-    });
+    const auto row = [&](int t) {
+      const float* x = model_.residual.get() + size_t(t) * c_.hidden_size;
+      rms_norm(x, weight.data(), c_.hidden_size, c_.rms_norm_eps, normed_.row(t));
+      if (c_.int8_activations) normed_.quantize_row(t);
+    };
+    if (!own_norms_) return share(batch_.num_tokens, 1, row);
+    for (int t = 0; t < batch_.num_tokens; ++t) row(t);
   }
 
   // Calls use(first, T, products) for all rows of `a` and one group.
@@ -100,7 +107,7 @@ class Step {
       if (group >= q.groups) group -= q.groups, at = q.rows, m = &k;
       if (m == &k && group >= k.groups) group -= k.groups, at += k.rows, m = &v;
       float* out = model_.qkv.get() + at + 16 * group;
-      multiply(*m, group, model_.normed, batch_.num_tokens, [&](int t, F y) { simd::store(out + size_t(t) * cols, y); });
+      multiply(*m, group, normed_, batch_.num_tokens, [&](int t, F y) { simd::store(out + size_t(t) * cols, y); });
     });
   }
 
@@ -116,65 +123,86 @@ class Step {
   size_t page_stride() const { return size_t(c_.num_kv_heads) * c_.head_dim * c_.page_size; }
   size_t layer_stride() const { return page_stride() * c_.num_blocks; }
 
-  // Query and key norms, rotary embedding, and the token's K and V into its slot.
-  void place(const Layer& weights, int layer) {
-    const int dim = c_.head_dim, page = c_.page_size;
-    const float* q_norm = weights.vectors[DRAGOMAN_Q_NORM].data();
-    const float* k_norm = weights.vectors[DRAGOMAN_K_NORM].data();
+  // Norm, rotation and scale of `count` query heads of token t.
+  void prepare_queries(const Layer& weights, int t, int first_head, int count) {
+    const int dim = c_.head_dim;
+    const std::vector<float>& norm = weights.vectors[DRAGOMAN_Q_NORM];
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-    share(batch_.num_tokens, 1, [&](int t) {
-      float* q = model_.qkv.get() + size_t(t) * model_.qkv_cols();
-      const float* rotary = model_.rotary.get() + size_t(t) * dim;
-      for (int h = 0; h < c_.num_heads; ++h) {
-        if (q_norm) rms_norm(q + h * dim, q_norm, dim, c_.rms_norm_eps, q + h * dim);
-        rotate(q + h * dim, rotary);
-        for (int d = 0; d < dim; ++d) q[h * dim + d] *= scale;
-      }
-      float* k = q + model_.q_cols();
-      const float* v = k + model_.kv_cols();
-      const int slot = batch_.slot_mapping[t];
-      for (int h = 0; h < c_.num_kv_heads; ++h) {
-        if (k_norm) rms_norm(k + h * dim, k_norm, dim, c_.rms_norm_eps, k + h * dim);
-        rotate(k + h * dim, rotary);
-        const size_t at = layer * layer_stride() + slot / page * page_stride() + size_t(h) * dim * page;
-        for (int d = 0; d < dim; ++d) {
-          store_cached(keys_ + at + size_t(d) * page + slot % page, k[h * dim + d]);
-          store_cached(values_ + at + size_t(slot % page) * dim + d, v[h * dim + d]);
-        }
-      }
+    for (int h = first_head; h < first_head + count; ++h) {
+      float* q = model_.qkv.get() + size_t(t) * model_.qkv_cols() + h * dim;
+      if (!norm.empty()) rms_norm(q, norm.data(), dim, c_.rms_norm_eps, q);
+      rotate(q, model_.rotary.get() + size_t(t) * dim);
+      for (int d = 0; d < dim; ++d) q[d] *= scale;
+    }
+  }
+
+  // Norm and rotation of one key head of token t, and its K and V into the token's slot.
+  void store_key_value(const Layer& weights, int layer, int t, int head) {
+    const int dim = c_.head_dim, page = c_.page_size, slot = batch_.slot_mapping[t];
+    const std::vector<float>& norm = weights.vectors[DRAGOMAN_K_NORM];
+    float* k = model_.qkv.get() + size_t(t) * model_.qkv_cols() + model_.q_cols() + head * dim;
+    const float* v = k + model_.kv_cols();
+    if (!norm.empty()) rms_norm(k, norm.data(), dim, c_.rms_norm_eps, k);
+    rotate(k, model_.rotary.get() + size_t(t) * dim);
+    const size_t at = layer * layer_stride() + slot / page * page_stride() + size_t(head) * dim * page;
+    for (int d = 0; d < dim; ++d) {
+      store_cached(keys_ + at + size_t(d) * page + slot % page, k[d]);
+      store_cached(values_ + at + size_t(slot % page) * dim + d, v[d]);
+    }
+  }
+
+  void attend_tile(int layer, const AttentionTile& tile, int head) {
+    const int dim = c_.head_dim, group = c_.num_heads / c_.num_kv_heads;
+    const size_t at = layer * layer_stride() + size_t(head) * dim * c_.page_size;
+    const int32_t* table = batch_.block_tables + size_t(tile.seq) * batch_.max_num_blocks;
+    const Pages<KV> pages{keys_ + at, values_ + at, table, c_.page_size, dim, page_stride()};
+    const float* q[simd::kAttentionRows];
+    float* out[simd::kAttentionRows];
+    int position[simd::kAttentionRows], rows[simd::kAttentionRows], columns[simd::kAttentionRows];
+    for (int r = 0; r < tile.count; ++r) {
+      rows[r] = batch_.query_starts[tile.seq] + (tile.first + r) / group;
+      columns[r] = (head * group + (tile.first + r) % group) * dim;
+      q[r] = model_.qkv.get() + size_t(rows[r]) * model_.qkv_cols() + columns[r];
+      out[r] = model_.attended.row(rows[r]) + columns[r];
+      position[r] = batch_.positions[rows[r]];
+    }
+    attend_rows<KV>(tile.count, pages, q, position, out);
+    if (!quantize_with_attention()) return;
+    for (int r = 0; r < tile.count; ++r)
+      for (int d = 0; d < dim; d += kBlock)
+        model_.attended.quantize_block(rows[r], (columns[r] + d) / kBlock, simd::load(out[r] + d), simd::load(out[r] + d + 16));
+  }
+
+  // Decode: a kv head of a sequence needs nothing of the others, so one phase does all of it.
+  void place_and_attend(const Layer& weights, int layer) {
+    const int heads = c_.num_kv_heads, group = c_.num_heads / heads;
+    share(batch_.num_seqs * heads, 1, [&](int item) {
+      const int seq = item / heads, head = item % heads, t = batch_.query_starts[seq];
+      prepare_queries(weights, t, head * group, group);
+      store_key_value(weights, layer, t, head);
+      for (int first = 0; first < group; first += simd::kAttentionRows)
+        attend_tile(layer, {seq, first, std::min(simd::kAttentionRows, group - first)}, head);
     });
   }
 
-  void attend_all(int layer) {
-    const int heads = c_.num_kv_heads, dim = c_.head_dim, num_tiles = static_cast<int>(model_.tiles.size());
-    const bool quantize_here = c_.int8_activations && dim % kBlock == 0;
-    share(num_tiles * heads, 1, [&](int item) {
-      // Last tiles first: in prefill they have the longest contexts.
-      const AttentionTile& tile = model_.tiles[num_tiles - 1 - item / heads];
-      const int head = item % heads, group = c_.num_heads / heads;
-      const size_t at = layer * layer_stride() + size_t(head) * dim * c_.page_size;
-      const Pages<KV> pages{keys_ + at, values_ + at, batch_.block_tables + size_t(tile.seq) * batch_.max_num_blocks,
-                            c_.page_size, dim, page_stride()};
-      const float* q[simd::kAttentionRows];
-      float* out[simd::kAttentionRows];
-      int position[simd::kAttentionRows], rows[simd::kAttentionRows], columns[simd::kAttentionRows];
-      for (int r = 0; r < tile.count; ++r) {
-        rows[r] = batch_.query_starts[tile.seq] + (tile.first + r) / group;
-        columns[r] = (head * group + (tile.first + r) % group) * dim;
-        q[r] = model_.qkv.get() + size_t(rows[r]) * model_.qkv_cols() + columns[r];
-        out[r] = model_.attended.row(rows[r]) + columns[r];
-        position[r] = batch_.positions[rows[r]];
-      }
-      attend_rows<KV>(tile.count, pages, q, position, out);
-      if (quantize_here)
-        for (int r = 0; r < tile.count; ++r)
-          for (int d = 0; d < dim; d += kBlock)
-            model_.attended.quantize_block(rows[r], (columns[r] + d) / kBlock, simd::load(out[r] + d), simd::load(out[r] + d + 16));
+  // Prefill: every K and V of the step is in its slot before the first query looks.
+  void place_then_attend(const Layer& weights, int layer) {
+    share(batch_.num_tokens, 1, [&](int t) {
+      prepare_queries(weights, t, 0, c_.num_heads);
+      for (int head = 0; head < c_.num_kv_heads; ++head) store_key_value(weights, layer, t, head);
     });
-    if (c_.int8_activations && !quantize_here)
+    const int heads = c_.num_kv_heads, num_tiles = static_cast<int>(model_.tiles.size());
+    // Last tiles first: they have the longest contexts.
+    share(num_tiles * heads, 1, [&](int item) {
+      attend_tile(layer, model_.tiles[num_tiles - 1 - item / heads], item % heads);
+    });
+  }
+
+  bool quantize_with_attention() const { return c_.int8_activations && c_.head_dim % kBlock == 0; }
+
+  void quantize_attended() {
+    if (c_.int8_activations && !quantize_with_attention())
       share(batch_.num_tokens, 1, [&](int t) { model_.attended.quantize_row(t); });
-    else
-      ++loop_;
   }
 
   void add_projection(const Matrix& m, const Activations& a) {
@@ -198,8 +226,8 @@ class Step {
         constexpr int T = decltype(height)::value;
         F y[2][T], up[T];
         for (int i = 0; i < 2 && 2 * pair + i < gates.groups; ++i) {
-          product<T>(gates, 2 * pair + i, model_.normed, first, c_.int8_activations, y[i]);
-          product<T>(ups, 2 * pair + i, model_.normed, first, c_.int8_activations, up);
+          product<T>(gates, 2 * pair + i, normed_, first, c_.int8_activations, y[i]);
+          product<T>(ups, 2 * pair + i, normed_, first, c_.int8_activations, up);
           const int lanes = std::min(16, gates.rows - 32 * pair - 16 * i);
           for (int t = 0; t < T; ++t) {
             const F x = y[i][t];
@@ -244,6 +272,8 @@ class Step {
   const dragoman_llama_batch& batch_;
   KV *keys_, *values_;
   float *logits_, *hidden_;
+  const bool own_norms_;
+  const Activations& normed_;
   int loop_ = 0;
 };
 
@@ -264,7 +294,7 @@ template <class KV>
 void run_with(Llama& model, const dragoman_llama_batch& batch, KV* keys, KV* values, float* logits, float* hidden) {
   lay_out(model, batch);
   model.team->run(Step<KV>::num_loops(model.config),
-                  [&] { Step<KV>(model, batch, keys, values, logits, hidden).run(); });
+                  [&](int thread) { Step<KV>(model, batch, keys, values, logits, hidden, thread).run(); });
 }
 
 }  // namespace

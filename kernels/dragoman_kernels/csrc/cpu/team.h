@@ -25,7 +25,7 @@ inline void relax() {
 class Team {
  public:
   explicit Team(int size) : size_(size) {
-    for (int i = 1; i < size; ++i) threads_.emplace_back([this] { serve(); });
+    for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
   }
   ~Team() {
     stopping_ = true;
@@ -38,14 +38,14 @@ class Team {
 
   int size() const { return size_; }
 
-  // Runs `body` on every thread, the caller's included, with room for `num_loops` shared loops.
-  void run(int num_loops, std::function<void()> body) {
+  // Runs body(thread number) on every thread, the caller's (0) included, with room for `num_loops` shared loops.
+  void run(int num_loops, std::function<void(int)> body) {
     if (static_cast<int>(loops_.size()) < num_loops) loops_ = std::vector<Loop>(num_loops);
     for (auto& loop : loops_) loop.next.store(0, std::memory_order_relaxed);
     body_ = std::move(body);
     start_.fetch_add(1, std::memory_order_release);
     start_.notify_all();
-    body_();
+    body_(0);
     barrier();
   }
 
@@ -90,12 +90,12 @@ class Team {
     value.wait(old, std::memory_order_acquire);
   }
 
-  void serve() {
+  void serve(int thread) {
     for (uint32_t seen = 0;;) {
       await(start_, seen);
       ++seen;
       if (stopping_) return;
-      body_();
+      body_(thread);
       barrier();
     }
   }
@@ -103,7 +103,7 @@ class Team {
   const int size_;
   std::vector<std::thread> threads_;
   std::vector<Loop> loops_;
-  std::function<void()> body_;
+  std::function<void(int)> body_;
   alignas(64) std::atomic<uint32_t> start_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
   alignas(64) std::atomic<int> arrived_{0};
