@@ -1,13 +1,12 @@
-"""The CPU backend: one model, one worker thread that runs steps in order and samples. Torch is imported at load."""
+"""The CPU backend: one model, one worker thread that runs steps in order and samples. Only the torch road imports torch."""
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +23,7 @@ from dragoman_agent.device.base import (
     StepResult,
 )
 from dragoman_agent.device.cpu_road import TORCH_FLOAT32, choose_cpu_road
+from dragoman_agent.engine.host_sampler import HostSampled, HostSampler
 from dragoman_agent.model.embedded import default_cache_dir
 from dragoman_kernels.cpu.build import KernelBuildError
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dragoman_agent.pal.plan import Plan
 
 log = logging.getLogger(__name__)
+_NOTHING = HostSampled(np.zeros(0, np.int64), np.zeros(0, np.bool_))
 
 
 class _Road(Protocol):
@@ -61,33 +62,28 @@ class CpuDevice:
     def __init__(self, cache_dir: Path | None = None) -> None:
         """`cache_dir` holds the compiled kernels; by default Dragoman's own."""
         self._cache_dir = cache_dir if cache_dir is not None else default_cache_dir(os.environ)
-        self._road: _Road | None = None
+        self._work: _Work | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-step")
         self.info: dict[str, Any] = {}
 
     def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
         """See Device. When the kernels do not build, the torch road is taken and the reason is logged and in `info`."""
-        if self._road is not None:
+        if self._work is not None:
             raise DeviceError("A model is already loaded on this device; open another device for another model.")
         started = time.monotonic()
         progress(LoadProgress("open", 0, 1, "steps"))
-        # The import takes seconds and mostly waits for the disk: it runs beside the reading of the weights.
-        importing = threading.Thread(target=_import_sampler, name="import-torch")
-        importing.start()
         try:
             road, name, note = self._open_road(model, plan, progress)
         except (ValueError, MemoryError, RuntimeError) as error:
             raise DeviceError(f"The model {model.name} cannot be loaded on the CPU: {error}") from error
-        finally:
-            importing.join()
         progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
-        _use_threads(plan.num_threads if name == TORCH_FLOAT32 else 1)
+        work = _Work(road, HostSampler(model.config.vocab_size))
         try:
-            self._warm_up(road, plan, progress)
+            self._warm_up(work, plan, progress)
         except (ValueError, MemoryError, RuntimeError) as error:
             road.close()
             raise DeviceError(f"The first step of {model.name} failed on the CPU: {error}") from error
-        self._road = road
+        self._work = work
         self.info = {
             "road": name,
             "road_detail": road.detail,
@@ -99,17 +95,16 @@ class CpuDevice:
 
     def submit(self, batch: StepBatch) -> CpuStepHandle:
         """See Device."""
-        road = self._road
-        if road is None:
+        if self._work is None:
             raise DeviceError("No model is loaded on this device; load one first.")
-        return CpuStepHandle(self._worker.submit(_step, road, _copy(batch)))
+        return CpuStepHandle(self._worker.submit(self._work.step, _copy(batch)))
 
     def close(self) -> None:
         """See Device. Waits for the step under way."""
         self._worker.shutdown(wait=True, cancel_futures=True)
-        road, self._road = self._road, None
-        if road is not None:
-            road.close()
+        work, self._work = self._work, None
+        if work is not None:
+            work.road.close()
 
     def _open_road(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> tuple[_Road, str, str]:
         """The road, its name, and why it is not the plan's (empty when it is)."""
@@ -128,43 +123,40 @@ class CpuDevice:
 
         return TorchRoad(model, plan, progress), TORCH_FLOAT32, note
 
-    def _warm_up(self, road: _Road, plan: Plan, progress: ProgressFn) -> None:
+    def _warm_up(self, work: _Work, plan: Plan, progress: ProgressFn) -> None:
         """One prefill and one decode step in block 1, which no sequence has yet."""
         chunk = min(4, plan.max_batch_tokens, plan.page_size - 1)
         steps = ((0, chunk), (chunk, 1))
         for done, (start, count) in enumerate(steps):
             progress(LoadProgress("warmup", done, len(steps), "steps"))
-            self._worker.submit(_step, road, _warm_up_batch(plan.page_size, start, count)).result()
+            self._worker.submit(work.step, _warm_up_batch(plan.page_size, start, count)).result()
         progress(LoadProgress("warmup", len(steps), len(steps), "steps"))
 
 
-def _step(road: _Road, batch: StepBatch) -> StepResult:
-    """Compute and sample one step. Raises DeviceError."""
-    from dragoman_agent.engine.sampler import sample
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the worker thread uses; nothing else does while a step is under way."""
 
-    started = time.perf_counter()
-    try:
-        logits, hidden = road.run(batch)
-        num_samples = len(batch.sample_seqs)
-        result = StepResult(np.zeros(num_samples, np.int32), np.ones(num_samples, np.bool_))
-        if num_samples:
-            import torch
+    road: _Road
+    sampler: HostSampler
 
-            with torch.inference_mode():
-                sampled = sample(torch.from_numpy(logits), batch.sampling)
-            result.token_ids = sampled.token_ids.numpy().astype(np.int32)
-            result.finite = sampled.finite.numpy()
-            if sampled.logprobs is not None:
-                result.logprobs = sampled.logprobs.numpy()
-            if sampled.top_ids is not None and sampled.top_logprobs is not None:
-                result.top_ids = sampled.top_ids.numpy().astype(np.int32)
-                result.top_logprobs = sampled.top_logprobs.numpy()
-        if len(batch.pool_seqs):
-            result.embeddings = hidden
-    except (ValueError, MemoryError, RuntimeError, IndexError) as error:
-        raise DeviceError(f"Step {batch.step} failed on the CPU: {error}") from error
-    result.seconds = time.perf_counter() - started
-    return result
+    def step(self, batch: StepBatch) -> StepResult:
+        """Compute and sample one step. Raises DeviceError."""
+        started = time.perf_counter()
+        try:
+            logits, hidden = self.road.run(batch)
+            sampled = self.sampler.sample(logits, batch.sampling) if len(batch.sample_seqs) else _NOTHING
+        except (ValueError, MemoryError, RuntimeError, IndexError) as error:
+            raise DeviceError(f"Step {batch.step} failed on the CPU: {error}") from error
+        return StepResult(
+            token_ids=sampled.token_ids.astype(np.int32),
+            finite=sampled.finite,
+            logprobs=sampled.logprobs,
+            top_ids=None if sampled.top_ids is None else sampled.top_ids.astype(np.int32),
+            top_logprobs=sampled.top_logprobs,
+            embeddings=hidden if len(batch.pool_seqs) else None,
+            seconds=time.perf_counter() - started,
+        )
 
 
 def _copy(batch: StepBatch) -> StepBatch:
@@ -227,17 +219,6 @@ def _warm_up_batch(page_size: int, start: int, count: int) -> StepBatch:
             num_logprobs=zero,
         ),
     )
-
-
-def _import_sampler() -> None:
-    import dragoman_agent.engine.sampler  # noqa: F401
-
-
-def _use_threads(num_threads: int) -> None:
-    """On the compiled roads torch only samples: one thread, so that no second pool spins beside the kernels'."""
-    import torch
-
-    torch.set_num_threads(num_threads)
 
 
 __all__ = ["CpuDevice", "CpuStepHandle", "choose_cpu_road"]

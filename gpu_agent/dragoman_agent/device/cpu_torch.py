@@ -21,6 +21,7 @@ class TorchRoad:
 
     def __init__(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
         """Raises ValueError on an incomplete model, MemoryError or RuntimeError when memory is short."""
+        torch.set_num_threads(plan.num_threads)
         config = model.config
         names = frozenset(model.tensor_names())
         done = 0

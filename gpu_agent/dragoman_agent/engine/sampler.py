@@ -12,12 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman_agent.device.base import Penalties, SamplingBatch
+from dragoman_agent.device.base import SamplingBatch
 from dragoman_agent.engine.philox import uniforms
+from dragoman_agent.engine.sampling_terms import (
+    GREEDY_BELOW,
+    MIN_LOGPROB,
+    WEIGHT_ONE,
+    Entries,
+    bias_terms,
+    entries,
+    is_edited,
+    is_plain_greedy,
+    penalty_terms,
+)
 
-GREEDY_BELOW = 1e-5  # temperatures under it are greedy: dividing by them only risks overflow
-MIN_LOGPROB = -9999.0  # what JSON can carry in the place of minus infinity
-_WEIGHT_ONE = 1 << 40  # weight of the likeliest token; 2**22 tokens of it still fit an int64 sum
 _HEAD = 512  # candidates looked at before a search over the whole vocabulary
 _MAX_RANDOM_ROWS = 64  # rows drawn at once: bounds the scratch to 64 * vocab_size * ~40 bytes
 
@@ -31,12 +39,6 @@ class Sampled:
     logprobs: Tensor | None = None  # float32 [num_samples]; 0 in rows that did not ask
     top_ids: Tensor | None = None  # int64 [num_samples, k], ties by lowest id; -1 in rows that did not ask
     top_logprobs: Tensor | None = None  # float32 [num_samples, k]
-
-
-def is_plain_greedy(batch: SamplingBatch) -> bool:
-    """Whether an argmax of the raw logits is all the batch asks for."""
-    edited = batch.penalties or batch.logit_bias or batch.banned or batch.allowed
-    return not edited and bool((batch.temperatures < GREEDY_BELOW).all()) and bool((batch.num_logprobs < 0).all())
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
@@ -73,9 +75,9 @@ def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray[tuple[int], np.
     temperatures = torch.from_numpy(batch.temperatures[rows]).to(device).unsqueeze(1)
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
     weights = _weights(scaled)
-    min_ps = batch.min_ps[rows].astype(np.float64)
+    min_ps = np.minimum(batch.min_ps[rows].astype(np.float64), 1.0)
     if (min_ps > 0).any():
-        least = torch.from_numpy(np.ceil(min_ps * _WEIGHT_ONE).astype(np.int64)).to(device)
+        least = torch.from_numpy(np.ceil(min_ps * WEIGHT_ONE).astype(np.int64)).to(device)
         weights *= weights >= least.unsqueeze(1)
     vocab_size = logits.shape[1]
     top_ks = np.where(batch.top_ks[rows] > 0, np.minimum(batch.top_ks[rows], vocab_size), vocab_size).astype(np.int64)
@@ -93,7 +95,7 @@ def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray[tuple[int], np.
 
 
 def _weights(scaled: Tensor) -> Tensor:
-    return (scaled.exp().double() * _WEIGHT_ONE).long()
+    return (scaled.exp().double() * WEIGHT_ONE).long()
 
 
 def _filter(
@@ -167,7 +169,7 @@ def _logprobs(
     raw = torch.where(finite[index].unsqueeze(1), logits[index], 0.0)
     highest = raw.amax(dim=-1, keepdim=True)
     total = _weights(raw - highest).sum(dim=-1, keepdim=True)
-    offset = highest.double() + (total.double() / _WEIGHT_ONE).log()
+    offset = highest.double() + (total.double() / WEIGHT_ONE).log()
 
     def values_at(ids: Tensor) -> Tensor:
         return (raw.gather(1, ids).double() - offset).clamp(min=MIN_LOGPROB).float()
@@ -189,65 +191,29 @@ def _logprobs(
 
 def _edit(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """`logits` with bias, penalties and masks applied to a copy; the same tensor when there is nothing to apply."""
-    if not (batch.logit_bias or batch.penalties or batch.banned or batch.allowed):
+    if not is_edited(batch):
         return logits
     edited = logits.clone()
     vocab_size = logits.shape[1]
+    device = logits.device
+
+    def place(at: Entries) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(at.rows).to(device), torch.from_numpy(at.ids).to(device)
+
     if batch.logit_bias:
-        rows, ids = _flatten({row: ids for row, (ids, _) in batch.logit_bias.items()}, vocab_size, "logit_bias")
-        added = np.concatenate([values for _, values in batch.logit_bias.values()]).astype(np.float32)
-        edited.index_put_(_place(rows, ids, logits), torch.from_numpy(added).to(logits.device), accumulate=True)
+        at, added = bias_terms(batch, vocab_size)
+        edited.index_put_(place(at), torch.from_numpy(added).to(device), accumulate=True)
     if batch.penalties:
-        _penalise(edited, batch.penalties)
+        at, factors, offsets = penalty_terms(batch.penalties, vocab_size)
+        where = place(at)
+        factor, offset = (torch.from_numpy(terms).to(device) for terms in (factors, offsets))
+        values = edited[where]
+        edited[where] = torch.where(values > 0, values / factor, values * factor) - offset
     if batch.banned:
-        rows, ids = _flatten(batch.banned, vocab_size, "banned")
-        edited[_place(rows, ids, logits)] = -torch.inf
+        edited[place(entries(batch.banned, vocab_size, "banned"))] = -torch.inf
     if batch.allowed:
-        rows, ids = _flatten(batch.allowed, vocab_size, "allowed")
-        place = _place(rows, ids, logits)
-        kept = edited[place]
-        edited[torch.tensor(list(batch.allowed), device=logits.device)] = -torch.inf
-        edited[place] = kept
+        where = place(entries(batch.allowed, vocab_size, "allowed"))
+        kept = edited[where]
+        edited[torch.tensor(list(batch.allowed), device=device)] = -torch.inf
+        edited[where] = kept
     return edited
-
-
-def _penalise(edited: Tensor, penalties: dict[int, Penalties]) -> None:
-    """Repetition over prompt and output, then frequency and presence over the output, in place."""
-    ids_by_row: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-    factors: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
-    offsets: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
-    for row, penalty in penalties.items():
-        seen = np.concatenate((penalty.output_ids, penalty.prompt_ids)).astype(np.int64)
-        in_output = np.arange(len(seen)) < len(penalty.output_ids)
-        unique, inverse = np.unique(seen, return_inverse=True)
-        counts = np.bincount(inverse, weights=in_output, minlength=len(unique))
-        ids_by_row[row] = unique
-        factors.append(np.full(len(unique), penalty.repetition, np.float32))
-        offsets.append((counts * penalty.frequency + (counts > 0) * penalty.presence).astype(np.float32))
-    rows, ids = _flatten(ids_by_row, edited.shape[1], "penalties")
-    place = _place(rows, ids, edited)
-    factor = torch.from_numpy(np.concatenate(factors)).to(edited.device)
-    offset = torch.from_numpy(np.concatenate(offsets)).to(edited.device)
-    values = edited[place]
-    edited[place] = torch.where(values > 0, values / factor, values * factor) - offset
-
-
-_IdArray = np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
-def _flatten(
-    ids_by_row: dict[int, np.ndarray[tuple[int], np.dtype[np.int32]]] | dict[int, _IdArray], vocab_size: int, what: str
-) -> tuple[_IdArray, _IdArray]:
-    """Row and token id of each entry. Raises ValueError on an id outside the vocabulary."""
-    ids = np.concatenate([np.asarray(values, np.int64) for values in ids_by_row.values()])
-    rows = np.repeat(np.fromiter(ids_by_row, np.int64), [len(values) for values in ids_by_row.values()])
-    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-        wrong = int(ids.min() if ids.min() < 0 else ids.max())
-        raise ValueError(
-            f"{what} names token {wrong}, but the vocabulary has {vocab_size} tokens (0 to {vocab_size - 1})"
-        )
-    return rows, ids
-
-
-def _place(rows: _IdArray, ids: _IdArray, logits: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(rows).to(logits.device), torch.from_numpy(ids).to(logits.device)

@@ -1,4 +1,4 @@
-"""The sampler against plain float64 definitions: filters, penalties, logprobs, independence of rows, odd values."""
+"""Both samplers against plain float64 definitions: filters, penalties, logprobs, independence of rows, odd values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,27 @@ import pytest
 import torch
 
 from dragoman_agent.device.base import Penalties, SamplingBatch
-from dragoman_agent.engine import sampler
-from dragoman_agent.engine.sampler import MIN_LOGPROB, is_plain_greedy, sample
+from dragoman_agent.engine import host_sampler, sampler
+from dragoman_agent.engine.host_sampler import HostSampled, HostSampler
+from dragoman_agent.engine.sampling_terms import MIN_LOGPROB, is_plain_greedy
+
+Draw = Callable[[torch.Tensor, SamplingBatch], HostSampled]
+
+
+def sample_torch(logits: torch.Tensor, batch: SamplingBatch) -> HostSampled:
+    result = sampler.sample(logits, batch)
+    parts = (result.token_ids, result.finite, result.logprobs, result.top_ids, result.top_logprobs)
+    return HostSampled(*(None if part is None else part.numpy() for part in parts))  # type: ignore[arg-type]
+
+
+def sample_host(logits: torch.Tensor, batch: SamplingBatch) -> HostSampled:
+    return HostSampler(logits.shape[1]).sample(logits.numpy(), batch)
+
+
+@pytest.fixture(params=[sample_torch, sample_host], ids=["torch", "host"])
+def sample(request: pytest.FixtureRequest) -> Draw:
+    draw: Draw = request.param
+    return draw
 
 
 def make_batch(num: int, **values: Any) -> SamplingBatch:
@@ -68,13 +87,11 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_draws_follow_the_exact_distribution(filters: dict[str, Any]) -> None:
-    count, vocab_size = 20_000, 60
+def test_draws_follow_the_exact_distribution(sample: Draw, filters: dict[str, Any]) -> None:
+    count, vocab_size = 6_000, 60
     logits = random_logits(1, vocab_size, seed=5, scale=1.5)
     expected = reference(logits[0].numpy(), **filters) * count
-    ids = sample(
-        logits.expand(count, -1), make_batch(count, seed=3, cursor=np.arange(count), **filters)
-    ).token_ids.numpy()
+    ids = sample(logits.expand(count, -1), make_batch(count, seed=3, cursor=np.arange(count), **filters)).token_ids
     observed = np.bincount(ids, minlength=vocab_size)
     assert observed[expected == 0].sum() == 0
     common = expected >= 5
@@ -86,32 +103,69 @@ def test_draws_follow_the_exact_distribution(filters: dict[str, Any]) -> None:
     assert chi_square <= degrees + 4 * np.sqrt(2 * max(degrees, 1))
 
 
+def kept_torch(logits: torch.Tensor, top_k: int, top_p: float) -> list[int]:
+    scaled = (logits - logits.max()).unsqueeze(0)
+    k = np.full(1, top_k or logits.shape[0], np.int64)
+    kept = sampler._filter(scaled, sampler._weights(scaled), np.minimum(k, logits.shape[0]), np.full(1, top_p))
+    return torch.nonzero(kept[0]).squeeze(1).tolist()
+
+
+def kept_host(logits: torch.Tensor, top_k: int, top_p: float) -> list[int]:
+    draws = HostSampler(logits.shape[0])
+    weights = draws._weigh(logits.numpy(), 1.0)
+    return host_sampler._nucleus(draws._scaled, weights, top_k if top_k < logits.shape[0] else 0, top_p).tolist()
+
+
+@pytest.mark.parametrize("kept", [kept_torch, kept_host])
+@pytest.mark.parametrize("scale", [0.5, 6.0])
 @pytest.mark.parametrize("vocab_size", [5, 511, 49152])
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.999), (3000, 1.0), (2000, 0.95), (40, 0.5), (600, 0.9999)])
-def test_kept_set_is_exact_with_large_nuclei(vocab_size: int, top_k: int, top_p: float) -> None:
-    """Flat distributions keep more tokens than the head holds, which takes the search over the whole vocabulary."""
-    logits = random_logits(2, vocab_size, seed=3, scale=0.5)
-    weights = sampler._weights(logits - logits.amax(-1, keepdim=True))
-    kept = sampler._filter(
-        logits - logits.amax(-1, keepdim=True),
-        weights,
-        np.full(2, min(top_k, vocab_size) if top_k else vocab_size, np.int64),
-        np.full(2, top_p, np.float64),
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(0, 0.999), (3000, 1.0), (2000, 0.95), (40, 0.5), (600, 0.9999), (1, 0.1)]
+)
+def test_kept_set_is_exact(kept: Any, vocab_size: int, top_k: int, top_p: float, scale: float) -> None:
+    """Flat distributions keep more tokens than the quick ways look at, which takes the search over all."""
+    logits = random_logits(1, vocab_size, seed=3, scale=scale)[0]
+    found = kept(logits, top_k, top_p)
+    expected = np.flatnonzero(reference(logits.numpy(), top_k=top_k, top_p=top_p))
+    assert found == sorted(found)
+    # fp32 exponentials may move the last token of top-p in or out, and weights under 2**-40 are zero; nothing else.
+    missing = set(expected) ^ set(found)
+    probs = reference(logits.numpy())
+    assert len([token for token in missing if probs[token] > 1e-11]) <= (1 if top_p < 1 else 0)
+
+
+def test_both_samplers_draw_the_same_tokens() -> None:
+    rows = 300
+    logits = random_logits(rows, 4001, seed=9)
+    rng = np.random.default_rng(2)
+    batch = make_batch(
+        rows,
+        temperature=rng.choice([0.0, 0.5, 1.0, 3.0], rows),
+        top_k=rng.choice([0, 1, 40, 700], rows),
+        top_p=rng.choice([1.0, 0.9, 0.2], rows),
+        min_p=rng.choice([0.0, 0.05], rows),
+        seed=rng.integers(0, 2**63, rows),
+        num_logprobs=rng.choice([-1, 0, 5], rows),
+        penalties={5: Penalties(1.2, 0.1, 0.3, np.array([1, 2, 3], np.int32), np.array([3, 3], np.int32))},
+        allowed={8: np.array([5, 6, 7], np.int32)},
     )
-    for row in range(2):
-        expected = reference(logits[row].numpy(), top_k=top_k, top_p=top_p) > 0
-        # fp32 exponentials may move the last token in or out; nothing else.
-        assert np.count_nonzero((kept[row].numpy() > 0) != expected) <= (1 if top_p < 1 else 0)
+    one, other = sample_torch(logits, batch), sample_host(logits, batch)
+    assert one.token_ids.tolist() == other.token_ids.tolist()
+    assert np.array_equal(one.top_ids, other.top_ids)  # type: ignore[arg-type]
+    for mine, theirs in ((one.logprobs, other.logprobs), (one.top_logprobs, other.top_logprobs)):
+        assert mine is not None
+        assert theirs is not None
+        assert np.allclose(mine, theirs, atol=1e-5)
 
 
-def test_ties_at_the_threshold_are_all_kept() -> None:
+def test_ties_at_the_threshold_are_all_kept(sample: Draw) -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     count = 400
     batch = make_batch(count, top_k=2, cursor=np.arange(count))
     assert set(sample(logits.expand(count, -1), batch).token_ids.tolist()) == {0, 1, 2, 3}
 
 
-def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
+def test_greedy_takes_the_lowest_id_of_a_tie(sample: Draw) -> None:
     logits = torch.zeros(3, 1000)
     logits[:, [700, 300, 900]] = 4.0
     assert sample(logits, make_batch(3, temperature=0.0)).token_ids.tolist() == [300] * 3
@@ -119,23 +173,23 @@ def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.0, 1e-30, 1e-6])
-def test_tiny_temperatures_are_greedy(temperature: float) -> None:
+def test_tiny_temperatures_are_greedy(sample: Draw, temperature: float) -> None:
     logits = random_logits(4, 500) * 1e4
     result = sample(logits, make_batch(4, temperature=temperature, top_p=0.5, num_logprobs=0))
-    assert torch.equal(result.token_ids, logits.argmax(-1))
+    assert result.token_ids.tolist() == logits.argmax(-1).tolist()
     assert result.finite.all()
     assert result.logprobs is not None
-    assert torch.isfinite(result.logprobs).all()
+    assert np.isfinite(result.logprobs).all()
 
 
-def test_smallest_random_temperature_overflows_nothing() -> None:
+def test_smallest_random_temperature_overflows_nothing(sample: Draw) -> None:
     logits = random_logits(4, 500) * 1e30
     result = sample(logits, make_batch(4, temperature=1.1e-5))
-    assert torch.equal(result.token_ids, logits.argmax(-1))
+    assert result.token_ids.tolist() == logits.argmax(-1).tolist()
     assert result.finite.all()
 
 
-def test_a_row_draws_the_same_token_alone_and_among_64() -> None:
+def test_a_row_draws_the_same_token_alone_and_among_64(sample: Draw) -> None:
     rows, vocab_size = 64, 3001
     logits = random_logits(rows, vocab_size)
     rng = np.random.default_rng(1)
@@ -159,20 +213,20 @@ def test_a_row_draws_the_same_token_alone_and_among_64() -> None:
             assert alone.logprobs[0] == together.logprobs[row]
 
 
-def test_order_of_rows_does_not_matter() -> None:
+def test_order_of_rows_does_not_matter(sample: Draw) -> None:
     logits = random_logits(32, 2000)
     forward = sample(logits, make_batch(32, seed=np.arange(32), top_p=0.95)).token_ids
     backward = sample(logits.flip(0), make_batch(32, seed=np.arange(32)[::-1], top_p=0.95)).token_ids
-    assert torch.equal(forward, backward.flip(0))
+    assert forward.tolist() == backward[::-1].tolist()
 
 
-def test_seed_choice_and_cursor_change_the_draw() -> None:
+def test_seed_choice_and_cursor_change_the_draw(sample: Draw) -> None:
     logits = random_logits(1, 5000, scale=0.1).expand(4, -1)
     batch = make_batch(4, seed=[1, 2, 1, 1], choice=[0, 0, 1, 0], cursor=[0, 0, 0, 1])
     assert len(set(sample(logits, batch).token_ids.tolist())) == 4
 
 
-def test_input_logits_are_not_changed() -> None:
+def test_input_logits_are_not_changed(sample: Draw) -> None:
     logits = random_logits(2, 100)
     before = logits.clone()
     banned = {0: np.array([1], np.int32)}
@@ -184,24 +238,26 @@ def test_penalties_match_their_definitions() -> None:
     logits = random_logits(3, 50)
     prompt, output = np.array([4, 5, 5, 6], np.int32), np.array([7, 7, 7, 4], np.int32)
     penalties = {1: Penalties(1.3, 0.4, 0.25, prompt, output)}
-    edited = sampler._edit(logits, make_batch(3, penalties=penalties))
+    batch = make_batch(3, penalties=penalties)
     expected = logits.numpy().astype(np.float64).copy()
     for token in (4, 5, 6, 7):
         value = expected[1, token]
         expected[1, token] = value / 1.3 if value > 0 else value * 1.3
     for token, count in ((7, 3), (4, 1)):
         expected[1, token] -= 0.25 * count + 0.4
-    assert np.allclose(edited.numpy(), expected, atol=1e-5)
+    for edited in (sampler._edit(logits, batch).numpy(), host_sampler._edit(logits.numpy(), batch)):
+        assert np.allclose(edited, expected, atol=1e-5)
 
 
 def test_penalties_with_nothing_seen_change_nothing() -> None:
     none = np.array([], np.int32)
     logits = random_logits(1, 50)
-    edited = sampler._edit(logits, make_batch(1, penalties={0: Penalties(1.3, 1.0, 1.0, none, none)}))
-    assert torch.equal(edited, logits)
+    batch = make_batch(1, penalties={0: Penalties(1.3, 1.0, 1.0, none, none)})
+    assert torch.equal(sampler._edit(logits, batch), logits)
+    assert np.array_equal(host_sampler._edit(logits.numpy(), batch), logits.numpy())
 
 
-def test_bias_ban_and_allowed() -> None:
+def test_bias_ban_and_allowed(sample: Draw) -> None:
     logits = torch.zeros(4, 20)
     logits[:, 3] = 5.0
     batch = make_batch(
@@ -217,7 +273,7 @@ def test_bias_ban_and_allowed() -> None:
     assert result.finite.all()
 
 
-def test_a_row_with_every_token_banned_fails_alone() -> None:
+def test_a_row_with_every_token_banned_fails_alone(sample: Draw) -> None:
     logits = random_logits(2, 10)
     for temperature in (0.0, 1.0):
         result = sample(logits, make_batch(2, temperature=temperature, banned={0: np.arange(10, dtype=np.int32)}))
@@ -226,7 +282,7 @@ def test_a_row_with_every_token_banned_fails_alone() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_non_finite_rows_are_marked_and_leave_the_others_alone(bad: float, temperature: float) -> None:
+def test_non_finite_rows_are_marked_and_leave_the_others_alone(sample: Draw, bad: float, temperature: float) -> None:
     logits = random_logits(5, 300)
     columns = {"temperature": temperature, "seed": np.arange(5)}
     clean = sample(logits, make_batch(5, **columns)).token_ids
@@ -238,13 +294,13 @@ def test_non_finite_rows_are_marked_and_leave_the_others_alone(bad: float, tempe
         assert 0 <= result.token_ids[2] < 300
 
 
-def test_banning_a_nan_logit_does_not_hide_it() -> None:
+def test_banning_a_nan_logit_does_not_hide_it(sample: Draw) -> None:
     logits = random_logits(1, 30)
     logits[0, 4] = float("nan")
     assert not sample(logits, make_batch(1, banned={0: np.array([4], np.int32)})).finite[0]
 
 
-def test_minus_infinity_logits_are_never_drawn() -> None:
+def test_minus_infinity_logits_are_never_drawn(sample: Draw) -> None:
     logits = torch.full((200, 40), -torch.inf)
     logits[:, [5, 6]] = 0.0
     result = sample(logits, make_batch(200, cursor=np.arange(200), num_logprobs=4))
@@ -256,7 +312,7 @@ def test_minus_infinity_logits_are_never_drawn() -> None:
     assert result.top_logprobs[0].tolist() == pytest.approx([np.log(0.5), np.log(0.5), MIN_LOGPROB, MIN_LOGPROB])
 
 
-def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
+def test_logprobs_are_the_log_softmax_of_the_raw_logits(sample: Draw) -> None:
     logits = random_logits(3, 1000)
     batch = make_batch(
         3, temperature=[0.0, 0.3, 2.0], top_k=4, num_logprobs=[5, -1, 2], banned={0: np.array([0], np.int32)}
@@ -269,13 +325,13 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
     assert result.top_ids.shape == (3, 5)
     assert result.top_ids[1].tolist() == [-1] * 5
     for row in (0, 2):
-        assert result.logprobs[row].item() == pytest.approx(expected[row, result.token_ids[row]].item(), abs=1e-5)
+        assert result.logprobs[row] == pytest.approx(expected[row, int(result.token_ids[row])].item(), abs=1e-5)
         values, ids = expected[row].topk(5)
         assert result.top_ids[row].tolist() == ids.tolist()
         assert result.top_logprobs[row].tolist() == pytest.approx(values.tolist(), abs=1e-5)
 
 
-def test_a_token_outside_the_vocabulary_is_refused() -> None:
+def test_a_token_outside_the_vocabulary_is_refused(sample: Draw) -> None:
     cases: list[Callable[[np.ndarray], dict[str, Any]]] = [
         lambda ids: {"banned": {0: ids}},
         lambda ids: {"allowed": {0: ids}},

@@ -1,0 +1,74 @@
+"""What both samplers share: the definition's constants and a step's sparse edits as flat arrays. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dragoman_agent.device.base import Float32Array, Penalties, SamplingBatch
+
+GREEDY_BELOW = 1e-5  # temperatures under it are greedy: dividing by them only risks overflow
+MIN_LOGPROB = -9999.0  # what JSON can carry in the place of minus infinity
+WEIGHT_ONE = 1 << 40  # weight of the likeliest token; 2**22 tokens of it still fit an int64 sum
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Single logits of a batch: the row and the token id of each, [n]."""
+
+    rows: Int64Array
+    ids: Int64Array
+
+
+def is_edited(batch: SamplingBatch) -> bool:
+    """Whether any row's logits are changed before sampling."""
+    return bool(batch.penalties or batch.logit_bias or batch.banned or batch.allowed)
+
+
+def is_plain_greedy(batch: SamplingBatch) -> bool:
+    """Whether an argmax of the raw logits is all the batch asks for."""
+    greedy = bool((batch.temperatures < GREEDY_BELOW).all()) and bool((batch.num_logprobs < 0).all())
+    return greedy and not is_edited(batch)
+
+
+def entries(ids_by_row: Mapping[int, npt.NDArray[Any]], vocab_size: int, what: str) -> Entries:
+    """The entries of `ids_by_row`, row after row. Raises ValueError on an id outside the vocabulary."""
+    ids = np.concatenate([np.asarray(values, np.int64) for values in ids_by_row.values()])
+    rows = np.repeat(np.fromiter(ids_by_row, np.int64), [len(values) for values in ids_by_row.values()])
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        wrong = int(ids.min() if ids.min() < 0 else ids.max())
+        raise ValueError(
+            f"{what} names token {wrong}, but the vocabulary has {vocab_size} tokens (0 to {vocab_size - 1})"
+        )
+    return Entries(rows, ids)
+
+
+def bias_terms(batch: SamplingBatch, vocab_size: int) -> tuple[Entries, Float32Array]:
+    """Where to add what."""
+    added = np.concatenate([values for _, values in batch.logit_bias.values()]).astype(np.float32)
+    return entries({row: ids for row, (ids, _) in batch.logit_bias.items()}, vocab_size, "logit_bias"), added
+
+
+def penalty_terms(penalties: Mapping[int, Penalties], vocab_size: int) -> tuple[Entries, Float32Array, Float32Array]:
+    """Seen tokens, the factor that divides their positive and multiplies their negative logits, then what is subtracted.
+
+    Repetition (CTRL, arXiv 1909.05858) looks at prompt and output, presence and frequency at the output.
+    """
+    ids_by_row: dict[int, Int64Array] = {}
+    factors: list[Float32Array] = []
+    offsets: list[Float32Array] = []
+    for row, penalty in penalties.items():
+        seen = np.concatenate((penalty.output_ids, penalty.prompt_ids)).astype(np.int64)
+        in_output = np.arange(len(seen)) < len(penalty.output_ids)
+        unique, inverse = np.unique(seen, return_inverse=True)
+        counts = np.bincount(inverse, weights=in_output, minlength=len(unique))
+        ids_by_row[row] = unique
+        factors.append(np.full(len(unique), penalty.repetition, np.float32))
+        offsets.append((counts * penalty.frequency + (counts > 0) * penalty.presence).astype(np.float32))
+    return entries(ids_by_row, vocab_size, "penalties"), np.concatenate(factors), np.concatenate(offsets)
