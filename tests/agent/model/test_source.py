@@ -212,7 +212,7 @@ def test_bad_files_beside_the_model_are_named(
         ({"tokenizer.ggml.merges": ["h e", "h x"]}, "merge 'h x' names a token that is not in the vocabulary"),
         ({"tokenizer.ggml.model": "wordpiece"}, "tokenizer model 'wordpiece' is not supported"),
         ({"tokenizer.ggml.pre": None}, "'tokenizer.ggml.pre' is missing"),
-        ({"tokenizer.ggml.pre": "klingon"}, "'klingon' is not supported .known: gpt-2, .*smollm, .*qwen2"),
+        ({"tokenizer.ggml.pre": "klingon"}, "'klingon' is not supported .known: default, gpt-2, .*smollm, .*qwen2"),
         ({"tokenizer.ggml.eos_token_id": 262}, "eos_token_id' is 262, the tokenizer has 262 tokens"),
         ({"tokenizer.ggml.bos_token_id": 9999}, "bos_token_id' is 9999"),
         ({"tokenizer.chat_template": 5}, "chat_template' is 5, a string was expected"),
