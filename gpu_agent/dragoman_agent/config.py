@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import platform
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
     return {"help": help, "group": group, **metadata}
 
 
+MAX_AGENT_ID_CHARS = 63  # a DNS label: the id is a name in the agent's certificate
+_AGENT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _MODEL, _DEVICE, _NETWORK, _LIFE = "model", "device", "network", "process"
 
 
@@ -112,7 +115,8 @@ class AgentSettings:
 
     def resolved_agent_id(self, device_kind: str) -> str:
         """The agent's id. Agents of one host and device need an id each; the controller refuses a second one."""
-        return self.agent_id or f"{platform.node() or 'localhost'}-{device_kind}"
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", platform.node()) or "localhost"
+        return self.agent_id or f"{host[: MAX_AGENT_ID_CHARS - len(device_kind) - 1]}-{device_kind}"
 
 
 def settings_problem(settings: AgentSettings) -> str:
@@ -124,6 +128,11 @@ def settings_problem(settings: AgentSettings) -> str:
         )
     if not settings.open and not settings.controllers:
         return "no request could be accepted: give --controllers HOST:PORT, or --open for an agent without tickets"
+    if len(settings.agent_id) > MAX_AGENT_ID_CHARS or not _AGENT_ID.fullmatch(settings.agent_id or "default"):
+        return (
+            f"--agent-id {settings.agent_id[:80]!r} must be 1 to {MAX_AGENT_ID_CHARS} letters, digits, dots, dashes or "
+            "underscores, as it becomes part of tickets and certificates"
+        )
     return ""
 
 
