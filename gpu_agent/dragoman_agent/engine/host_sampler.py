@@ -21,8 +21,9 @@ from dragoman_agent.engine.sampling_terms import (
     penalty_terms,
 )
 
-# Scaled logits down to which tokens are looked at before the next rung; under the last a weight is zero.
-_RUNGS = (-2.0, -4.0, -8.0, -14.0, -np.inf)
+# Scaled logits down to which tokens are looked at before the next rung, and then all of them.
+_RUNGS = (-2.0, -4.0, -8.0, -14.0)
+_SORTED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,34 +130,49 @@ def _pick(cumulative: Int64Array, uniform: float) -> int:
 def _nucleus(scaled: Float32Array, weights: Int64Array, top_k: int, top_p: float) -> Int64Array:
     """Ascending ids inside top-k (0 is off), then inside top-p of what it left.
 
-    Only tokens over a rung are sorted: the lowest rung needed holds top_k tokens, or top-p's share of the mass.
+    Only tokens over a rung are looked at: the highest that holds top_k tokens, or top-p's share of the mass.
     """
     mass = 0 if top_k else int(weights.sum())
     needed = max(1, int(np.ceil(top_p * mass)))
     ids = np.flatnonzero(weights)
-    for rung in _RUNGS[:-1]:
+    for rung in _RUNGS:
         over = np.flatnonzero((scaled >= rung) & (weights > 0))
         if len(over) >= top_k if top_k else int(weights[over].sum()) >= needed:
             ids = over
             break
-    order = np.argsort(-scaled[ids])
-    ids = ids[order]
-    keys = -scaled[ids]  # ascending
+    keys, shares = scaled[ids], weights[ids]
     if 0 < top_k < len(ids):
-        ids = ids[: np.searchsorted(keys, keys[top_k - 1], side="right")]
+        over = keys >= np.partition(keys, len(keys) - top_k)[len(keys) - top_k]
+        ids, keys, shares = ids[over], keys[over], shares[over]
     if top_p < 1.0:
-        cumulative = np.cumsum(weights[ids])
         if top_k:
-            needed = max(1, int(np.ceil(top_p * int(cumulative[-1]))))
-        last = int(np.searchsorted(cumulative, min(needed, int(cumulative[-1]))))
-        ids = ids[: np.searchsorted(keys[: len(ids)], keys[last], side="right")]
-    return np.sort(ids)
+            needed = max(1, int(np.ceil(top_p * int(shares.sum()))))
+        ids = ids[keys >= _threshold(keys, shares, needed)]
+    return ids
+
+
+def _threshold(keys: Float32Array, shares: Int64Array, needed: int) -> np.float32:
+    """The largest key at or over which the shares sum to `needed`; halves the range of keys, then sorts what is left."""
+    while len(keys) > _SORTED_AT_ONCE:
+        low, high = keys.min(), keys.max()
+        middle = low + (high - low) / np.float32(2)
+        upper = keys >= middle
+        if middle == low:
+            break
+        mass = int(shares[upper].sum())
+        if mass < needed:
+            needed -= mass
+            upper = ~upper
+        keys, shares = keys[upper], shares[upper]
+    order = np.argsort(-keys)
+    place = int(np.searchsorted(np.cumsum(shares[order]), needed))
+    return np.float32(keys[order[min(place, len(keys) - 1)]])
 
 
 def _top(scaled: Float32Array, k: int) -> Int64Array:
     """Ids of the k largest, best first, ties by lowest id."""
     ids = np.arange(len(scaled))
-    for rung in _RUNGS[:-1]:
+    for rung in _RUNGS:
         over = np.flatnonzero(scaled >= rung)
         if len(over) >= k:
             ids = over
