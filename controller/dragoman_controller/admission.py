@@ -277,6 +277,7 @@ class Admission:
         elif ask.granted is not None:
             self._placer.release(ask.granted)
             self._observer.ticket("released")
+            self.dispatch([ask.request.model])
 
     def _refuse(self, ask: _Ask, error: DragomanError) -> None:
         self._asks.pop(ask.request.key, None)

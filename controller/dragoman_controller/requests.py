@@ -119,7 +119,7 @@ def validate(request: AdmissionRequest, needs_id: bool = True) -> None:
     if request.prompt_tokens is not None and len(request.block_hashes) * UNIT_TOKENS > request.prompt_tokens:
         raise _invalid(
             "block_hashes",
-            f"{len(request.block_hashes)} block hashes for {request.prompt_tokens} prompt tokens: "
+            f"block_hashes has {len(request.block_hashes)} for {request.prompt_tokens} prompt tokens: "
             f"one for each full unit of {UNIT_TOKENS} tokens is possible",
         )
     for name, seconds in (("max_queue_wait", request.max_queue_wait_seconds), ("deadline", request.deadline_seconds)):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import grpc
@@ -24,8 +26,16 @@ from dragoman.v1 import (
     prefetch_service_pb2_grpc,
     telemetry_service_pb2_grpc,
 )
+from dragoman_controller.admission import Answer
+from dragoman_controller.cell import Cell
 from dragoman_controller.config import ControllerSettings
+from dragoman_controller.fleet import AgentState, Load, Member
+from dragoman_controller.policy import Policy
+from dragoman_controller.quote import Judgement, Quote
+from dragoman_controller.requests import AdmissionRequest, Priority
+from dragoman_controller.rpc.convert import agent_spec
 from dragoman_controller.server import ControllerServer
+from dragoman_controller.tickets import CellKey
 
 STEPS = StepModel(
     (1, 8, 64), (0, 1024, 8192), (0.002, 0.003, 0.01, 0.003, 0.006, 0.03, 0.01, 0.03, 0.2), 20_000.0, 0.004
@@ -114,8 +124,9 @@ class ProtocolAgent:
 
     async def join(self) -> ProtocolAgent:
         await self.register()
+        before = self.num_answers
         self._task = asyncio.create_task(self._beat())
-        await eventually(lambda: self.num_answers > 0)
+        await eventually(lambda: self.num_answers > before)
         return self
 
     @staticmethod
@@ -191,3 +202,82 @@ async def join(clients: Clients) -> AsyncIterator[JoinAgent]:
     yield join_one
     for agent in agents:
         await agent.vanish()
+
+
+class Bench:
+    """A cell with a clock in the test's hand."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.now = 100.0
+        self.tickets: Counter[str] = Counter()
+        self.judgements: list[Judgement] = []
+        self.hints: list[str] = []
+        self.past_targets = 0
+        self.cell = Cell((CellKey(7, b"k" * 32),), policy or Policy(), self, clock=lambda: self.now, rng=Random(5))
+        self.members: dict[str, Member] = {}
+
+    def ticket(self, result: str) -> None:
+        self.tickets[result] += 1
+
+    def waited(self, priority: Priority, seconds: float) -> None:
+        pass
+
+    def quoted(self, priority: Priority, quote: Quote, policy: Policy) -> None:
+        pass
+
+    def judged(self, judgements: Sequence[Judgement]) -> None:
+        self.judgements.extend(judgements)
+
+    def hinted(self, outcome: str) -> None:
+        self.hints.append(outcome)
+
+    def join(self, agent_id: str = "a", epoch: int = 1, **options: Any) -> Member:
+        """A serving agent."""
+        spec = agent_spec(agent_message(agent_id, **options))
+        self.members[agent_id] = self.cell.register(spec, epoch, 1000)
+        self.beat(agent_id)
+        return self.members[agent_id]
+
+    def beat(self, agent_id: str = "a", load: Load | None = None, **fields: Any) -> None:
+        """One beat."""
+        state = fields.pop("state", AgentState.SERVING)
+        self.cell.beat(self.members[agent_id], state, load or Load(), int(self.now * 1000), **fields)
+
+    def pass_time(self, seconds: float, beating: Sequence[str] = ()) -> None:
+        """Lets time pass in steps of a tenth of a second; `beating` agents stay alive with the load they have."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += 0.1
+            for agent_id in beating:
+                self.beat(agent_id, self.members[agent_id].load)
+            self.cell.tick()
+
+    def ask(self, request_id: str = "", **fields: Any) -> list[Answer]:
+        """Submits a request; the list grows as answers come."""
+        answers: list[Answer] = []
+        self.cell.admission.submit(self.request(request_id, **fields), answers.append)
+        return answers
+
+    def request(self, request_id: str = "", **fields: Any) -> AdmissionRequest:
+        """A request that is good but for what is given."""
+        defaults: dict[str, Any] = {
+            "request_id": request_id or secrets.token_hex(8),
+            "model": "tiny",
+            "prompt_tokens": 100,
+            "prompt_bytes": 0,
+            "prompt_digest": b"p" * 32,
+            "max_output_tokens": 50,
+        }
+        return AdmissionRequest(**{**defaults, **fields})
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """A cell without agents."""
+    return Bench()
+
+
+@pytest.fixture
+def bench_of() -> type[Bench]:
+    """Makes a cell under a policy."""
+    return Bench

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member, ModelSpec
-from dragoman_controller.steps import StepTable
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dragoman.errors import DragomanError
 from dragoman.step_model import StepModel
 from dragoman.v1 import error_pb2
+from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member, ModelSpec
+from dragoman_controller.steps import StepTable
 
 STEPS = StepTable(StepModel((1,), (0,), (0.01,), 1000.0, 0.001))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dragoman_controller.fleet import Load
-from dragoman_controller.ledger import Grant, Ledger
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dragoman_controller.fleet import Load
+from dragoman_controller.ledger import Grant, Ledger
 
 
 def grant(name: str, at: float = 0.0, **fields: object) -> Grant:

@@ -7,12 +7,12 @@ from collections import Counter
 from random import Random
 
 import pytest
-from dragoman_controller.placement import TIE_RATIO, AgentView, Candidates, Shape, place
-from dragoman_controller.steps import StepTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.step_model import StepModel
+from dragoman_controller.placement import TIE_RATIO, AgentView, Candidates, Shape, place
+from dragoman_controller.steps import StepTable
 
 FLAT = StepTable(StepModel((1,), (0,), (0.01,), 1000.0, 0.0))
 

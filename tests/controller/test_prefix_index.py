@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dragoman_controller.prefix_index import PrefixIndex
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dragoman_controller.prefix_index import PrefixIndex
 
 Message = tuple[int, int, tuple[int, ...], tuple[int, ...], bool]
 

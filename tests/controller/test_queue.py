@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dragoman_controller.queue import MAX_NUM_BYPASSES, QUANTUM_TOKENS, Entry, FairQueue
-from dragoman_controller.requests import Priority
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dragoman_controller.queue import MAX_NUM_BYPASSES, QUANTUM_TOKENS, Entry, FairQueue
+from dragoman_controller.requests import Priority
 
 STANDARD = Priority.STANDARD
 NOBODY: frozenset[tuple[Priority, str]] = frozenset()

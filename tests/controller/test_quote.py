@@ -5,9 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from dragoman_controller.quote import MAX_NUM_RATIOS, PRIOR_RATIOS, AgentQuotes, ErrorRatios, Quotes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dragoman_controller.quote import MAX_NUM_RATIOS, PRIOR_RATIOS, AgentQuotes, ErrorRatios, Quotes
 
 
 def test_the_first_quote_is_the_prediction_with_the_prior_interval() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from dragoman_controller.steps import StepTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.step_model import StepModel
+from dragoman_controller.steps import StepTable
 
 
 @st.composite

@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.errors import DragomanError
+from dragoman.v1 import error_pb2, ticket_pb2
 from dragoman_agent.tickets import Presented, TicketVerifier
 from dragoman_controller.tickets import (
     MAX_AGENT_ID_BYTES,
@@ -20,11 +25,6 @@ from dragoman_controller.tickets import (
     derive_key,
     read_cell_keys,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from dragoman.errors import DragomanError
-from dragoman.v1 import error_pb2, ticket_pb2
 
 SECRET = bytes(range(32))
 EPOCH = 0xFEDC_BA98_7654_3210
@@ -78,7 +78,11 @@ def test_hkdf_gives_the_vectors_of_rfc_5869(secret: bytes, salt: bytes, info: by
 def test_the_derived_key_is_hkdf_over_agent_and_epoch() -> None:
     info = b"dragoman ticket v1" + struct.pack("<Q", EPOCH) + b"agent-a"
     assert derive_key(SECRET, "agent-a", EPOCH) == hkdf_sha256(SECRET, b"", info, 32)
-    others = {derive_key(SECRET, "agent-b", EPOCH), derive_key(SECRET, "agent-a", EPOCH + 1), derive_key(b"x" * 32, "agent-a", EPOCH)}
+    others = {
+        derive_key(SECRET, "agent-b", EPOCH),
+        derive_key(SECRET, "agent-a", EPOCH + 1),
+        derive_key(b"x" * 32, "agent-a", EPOCH),
+    }
     assert len(others | {derive_key(SECRET, "agent-a", EPOCH)}) == 4
 
 
@@ -138,7 +142,9 @@ def test_the_agent_refuses_tickets_that_are_wrong_in_any_way() -> None:
     checks = verifier(mint)
     assert reason_of(checks, b"") == error_pb2.ERROR_REASON_TICKET_REQUIRED
     assert reason_of(checks, b"\xff" * 40) == error_pb2.ERROR_REASON_TICKET_INVALID
-    assert reason_of(checks, minter(CellKey(7, b"x" * 32)).mint(claims()).token) == error_pb2.ERROR_REASON_TICKET_INVALID
+    assert (
+        reason_of(checks, minter(CellKey(7, b"x" * 32)).mint(claims()).token) == error_pb2.ERROR_REASON_TICKET_INVALID
+    )
     assert reason_of(checks, minter(CellKey(8, SECRET)).mint(claims()).token) == error_pb2.ERROR_REASON_TICKET_INVALID
     # A stolen agent's key signs for that agent only.
     other = ticket_pb2.SignedTicket.FromString(mint.mint(claims(agent_id="agent-b")).token)
