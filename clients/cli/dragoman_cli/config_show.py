@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dragoman_cli.config import ENV_PREFIX, SECTIONS, ConfigError, Resolved, did_you_mean, read_file, resolve
+from dragoman_cli.console import make_console
 from dragoman_cli.failure import Failure
 
 app = typer.Typer(
@@ -56,7 +56,7 @@ def show(
     if as_json:
         print(json.dumps({name: _as_dict(entry) for name, entry in resolved.items()}))
         return
-    console = Console()
+    console = make_console()
     for name, entry in resolved.items():
         table = Table(box=SIMPLE_HEAD, title=f"[{name}]".replace("[", "\\["), title_justify="left")
         for column in ("setting", "value", "variable", *(["origin"] if origin else [])):

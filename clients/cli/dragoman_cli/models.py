@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dragoman_cli.console import make_console
 from dragoman_cli.failure import Failure, require_extras
 
 app = typer.Typer(
@@ -41,7 +42,7 @@ def ls(
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in (row["model"], human_bytes(row["bytes"]), row["state"], row["path"])))
-    Console().print(table)
+    make_console().print(table)
 
 
 @app.command()

@@ -45,12 +45,21 @@ def holder_of(port: int) -> str:
         if not entry.name.isdigit():
             continue
         try:
-            links = [link.readlink() for link in (entry / "fd").iterdir()]
-            if any(str(link) == f"socket:[{inode}]" for link in links):
+            if _holds(entry / "fd", inode):
                 return f"{(entry / 'comm').read_text().strip()} (pid {entry.name})"
         except OSError:  # another user's process, or one that ended meanwhile
             continue
     return ""
+
+
+def _holds(folder: Path, inode: str) -> bool:
+    for link in folder.iterdir():
+        try:
+            if str(link.readlink()) == f"socket:[{inode}]":
+                return True
+        except OSError:  # a descriptor that was closed meanwhile, such as our own of this folder
+            continue
+    return False
 
 
 def _listening_inode(port: int) -> str | None:

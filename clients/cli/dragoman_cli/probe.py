@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dragoman_cli.console import make_console
 from dragoman_cli.failure import require_extras
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -32,7 +32,7 @@ def probe(
     if as_json:
         print(report.to_json())
         return
-    console = Console()
+    console = make_console()
     console.print(_devices(report))
     for profile in report.profiles:
         console.print(_values(profile, report.from_cache))
@@ -67,9 +67,7 @@ def _values(profile: Any, from_cache: bool) -> Table:
         box=SIMPLE_HEAD, title=f"profile of {profile.device.name} ({origin}, {profile.created})", title_justify="left"
     )
     for name in ("value", "", "unit", "provenance", "spread", "note"):
-        table.add_column(
-            name, justify="right" if name == "" else "left", no_wrap=name in ("value", ""), overflow="fold"
-        )
+        table.add_column(name, justify="right" if name == "" else "left", no_wrap=name != "note", overflow="fold")
     for name, value in sorted(profile.values.items()):
         spread = f"{value.spread:.1%}" if value.spread is not None else ""
         table.add_row(*(Text(cell) for cell in (name, _shown(value), value.unit, value.provenance, spread, value.note)))

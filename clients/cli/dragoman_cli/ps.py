@@ -10,10 +10,11 @@ from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from dragoman_cli.console import make_console
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -35,11 +36,7 @@ def ps(
     elif watch:
         asyncio.run(_watch(controller))
     else:
-        console = Console()
-        # On a pipe nothing is gained by squeezing the table into 80 columns.
-        (console if console.is_terminal else Console(width=160)).print(
-            _table(asyncio.run(_rows(controller)), controller)
-        )
+        make_console().print(_table(asyncio.run(_rows(controller)), controller))
 
 
 async def _watch(controller: str) -> None:

@@ -1,0 +1,191 @@
+"""The command as a user types it: quick, lazy, and with words for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman_cli.main import main
+
+COMMAND = [sys.executable, "-P", "-m", "dragoman_cli.main"]
+
+
+@dataclass
+class Done:
+    """What a command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Dragoman = Callable[..., Done]
+
+
+@pytest.fixture
+def dragoman(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dragoman:
+    """Runs the command in this process, with only the DRAGOMAN_ variables that are given."""
+    for name in [name for name in os.environ if name.startswith("DRAGOMAN_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str, environ: dict[str, str] | None = None) -> Done:
+        with monkeypatch.context() as patch:
+            patch.setenv("DRAGOMAN_DEBUG", "")  # so that what -v sets is undone
+            for name, value in (environ or {}).items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as exit_:
+                main(list(arguments))
+        captured = capsys.readouterr()
+        code = exit_.value.code
+        return Done(code if isinstance(code, int) else int(code is not None), captured.out, captured.err)
+
+    return run
+
+
+def assert_error(done: Done, *parts: str, code: int = 1) -> None:
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+def test_help_is_quick_and_lists_every_verb() -> None:
+    spent = []
+    for _ in range(3):  # a loaded machine makes CPU seconds longer too: the least is what it takes
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert done.returncode == 0
+    for verb in ("up", "chat", "ps", "probe", "doctor", "models", "bench", "config", "version"):
+        assert f"\n  {verb} " in done.stdout
+    assert min(spent) < 0.3, f"--help took {min(spent):.2f} s of CPU"
+
+
+def test_a_verb_imports_its_own_file_only() -> None:
+    code = (
+        "import sys\n"
+        "from dragoman_cli.main import main\n"
+        "try: main(['version'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'grpc', 'rich', 'dragoman_agent', 'dragoman_cli.up'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("verb", ["up", "chat", "ps", "probe", "doctor", "models", "bench", "config", "version"])
+def test_every_verb_has_help(dragoman: Dragoman, verb: str) -> None:
+    done = dragoman(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"dragoman {verb}" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("modles",), ("No such command 'modles'", "Did you mean 'models'")),
+        (("ps", "--jsn"), ("--jsn", "--json")),
+        (("up", "--prot", "1"), ("unknown option --prot", "did you mean --port")),
+        (("up", "--port", "99999"), ("above the most allowed, 65535",)),
+        (("up", "--device", "gpu"), ("'gpu' is not one of auto, cpu, cuda, null",)),
+        (("up", "--config", "/nowhere.toml"), ("cannot read the config file /nowhere.toml",)),
+    ],
+)
+def test_mistakes_on_the_command_line(dragoman: Dragoman, arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    assert_error(dragoman(*arguments), *parts, code=2)
+
+
+@pytest.mark.parametrize("verb", [("ps",), ("chat", "hi")])
+def test_no_controller(dragoman: Dragoman, verb: tuple[str, ...]) -> None:
+    done = dragoman(*verb, "--controller", "127.0.0.1:1")
+    assert_error(done, "cannot reach the controller at 127.0.0.1:1", "connection refused", "dragoman up")
+
+
+def test_a_traceback_only_when_asked_for(dragoman: Dragoman) -> None:
+    assert "Traceback" not in dragoman("ps", "--controller", "127.0.0.1:1").stderr
+    assert "Traceback" in dragoman("-v", "ps", "--controller", "127.0.0.1:1").stderr
+
+
+def test_version_and_config_as_json(dragoman: Dragoman) -> None:
+    assert json.loads(dragoman("version", "--json").stdout)["python"] == sys.version.split()[0]
+    shown = json.loads(dragoman("config", "show", "--json", environ={"DRAGOMAN_API_KEY": "secret"}).stdout)
+    assert set(shown) == {"agent", "controller", "gateway", "up"}
+    assert shown["gateway"]["api_key"] == {"value": "(set)", "origin": "env DRAGOMAN_API_KEY"}
+    assert shown["up"]["port"] == {"value": 8000, "origin": "default"}
+
+
+def test_config_show_says_where_values_came_from(dragoman: Dragoman, tmp_path: Path) -> None:
+    file = tmp_path / "d.toml"
+    file.write_text('[up]\nport = 9000\nmax_context = "4k"\n')
+    done = dragoman("config", "show", "up", "--json", "--config", str(file), environ={"DRAGOMAN_THREADS": "3"})
+    shown: dict[str, Any] = json.loads(done.stdout)["up"]
+    assert shown["port"] == {"value": 9000, "origin": f"file {file} [up].port"}
+    assert shown["max_context"]["value"] == 4096
+    assert shown["threads"] == {"value": 3, "origin": "env DRAGOMAN_THREADS"}
+    text = dragoman("config", "show", "up", "--origin").stdout
+    assert "origin" in text and "DRAGOMAN_PORT" in text
+    file.write_text("[up]\nprot = 1\n")
+    assert_error(dragoman("config", "show", "--config", str(file)), "unknown key 'prot'", "did you mean port")
+    assert_error(dragoman("config", "show", "agnet"), "no process 'agnet'", "did you mean agent")
+
+
+def test_doctor(dragoman: Dragoman, tmp_path: Path) -> None:
+    done = dragoman("doctor", "--json", "--cache-dir", str(tmp_path))
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert checks["python"]["level"] == "ok"
+    assert checks["cache"]["level"] == "ok"
+    assert checks["model"]["level"] == "warn"
+    assert checks["model"]["fix"] == "dragoman models fetch embedded"
+    assert {"memory", "open files", "clock", "port 8000", "extra agent", "device cpu"} <= set(checks)
+    assert all(check["level"] == "ok" or check["fix"] for check in checks.values() if check["level"] == "fail")
+    file = tmp_path / "file"
+    file.write_text("")
+    broken = dragoman("doctor", "--cache-dir", str(file / "x"))
+    assert broken.returncode == 1
+    assert "fail cache" in broken.stdout
+    assert "fix: set DRAGOMAN_CACHE_DIR" in broken.stdout
+
+
+def test_probe(dragoman: Dragoman, tmp_path: Path) -> None:
+    done = dragoman("probe", "--json", "--cache-dir", str(tmp_path))
+    report = json.loads(done.stdout)
+    assert "cpu" in {device["kind"] for device in report["devices"]}
+    assert report["profiles"][0]["values"]
+    text = dragoman("probe", "--cache-dir", str(tmp_path)).stdout
+    assert "from the cache" in text
+    assert "chosen" in text
+    assert "measured" in text
+
+
+def test_models(dragoman: Dragoman, tmp_path: Path) -> None:
+    listed = json.loads(dragoman("models", "ls", "--json", "--cache-dir", str(tmp_path)).stdout)
+    assert listed[0]["state"] == "not fetched: dragoman models fetch embedded"
+    assert_error(dragoman("models", "show", "embedded", "--cache-dir", str(tmp_path)), "dragoman models fetch embedded")
+    assert_error(dragoman("models", "show", "/nowhere/m.gguf"), "/nowhere/m.gguf")
+    assert_error(dragoman("models", "fetch", "gpt"), "'gpt' cannot be fetched", "embedded is the only model")
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"GGUF")
+    assert_error(
+        dragoman("models", "fetch", "--from", str(wrong), "--cache-dir", str(tmp_path)), "98362432 were expected"
+    )
+
+
+def test_models_fetch_from_a_file(dragoman: Dragoman, tmp_path: Path, embedded_model_path: Path) -> None:
+    done = dragoman("models", "fetch", "embedded", "--from", str(embedded_model_path), "--cache-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).stat().st_size == embedded_model_path.stat().st_size
+    assert "checking and storing: 93.8 MiB of 93.8 MiB" in done.stderr
+    shown = json.loads(dragoman("models", "show", "--json", "--cache-dir", str(tmp_path)).stdout)
+    assert (shown["name"], shown["num_layers"]) == ("SmolLM2-135M-Instruct", 30)

@@ -1,0 +1,33 @@
+"""A port in use is found, and its holder named."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from dragoman_cli.failure import Failure
+from dragoman_cli.ports import check_port, holder_of, port_problem
+
+
+def test_free_ports() -> None:
+    assert port_problem("127.0.0.1", 0) == ""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert port_problem("127.0.0.1", port) == ""
+    assert holder_of(port) == ""
+
+
+def test_a_port_in_use_names_the_process_and_the_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(Failure) as failure:
+            check_port("127.0.0.1", port, "--port", "HTTP")
+    assert failure.value.what == f"port {port} for HTTP cannot be used"
+    assert f"(pid {os.getpid()})" in failure.value.why
+    assert "--port PORT" in failure.value.remedy
+
+
+def test_an_address_of_another_machine() -> None:
+    assert "192.0.2.1:5" in port_problem("192.0.2.1", 5000)

@@ -1,0 +1,146 @@
+"""Children that announce, die, hang, outlive, and lose their parent. They are real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dragoman_cli.failure import Failure
+from dragoman_cli.supervisor import STOP_SECONDS, Child, Supervisor
+
+Start = Callable[[str], "asyncio.Future[Child]"]
+
+
+class Bench:
+    """A supervisor whose children are written down in a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log: list[tuple[str, str]] = []
+        self.supervisor = Supervisor(lambda name, line: self.log.append((name, line)))
+
+    async def start(self, body: str) -> Child:
+        module = f"child_{len(self.supervisor.children)}"
+        (self.folder / f"{module}.py").write_text("import sys, time, os\ndef main():\n" + textwrap.indent(body, "    "))
+        return await self.supervisor.start("agent", module, [], {**os.environ, "PYTHONPATH": str(self.folder)})
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_events_and_log(bench: Bench) -> None:
+    child = await bench.start(
+        "assert sys.argv[-1] == '--announce'\n"
+        'print(\'{"event": "progress", "done": 1}\', flush=True)\n'
+        "print('not json', flush=True)\n"
+        "print('a line of log', file=sys.stderr, flush=True)\n"
+        'print(\'{"event": "serving", "grpc": "x:1"}\', flush=True)\n'
+        "time.sleep(60)\n"
+    )
+    assert (await child.event())["event"] == "progress"
+    assert (await child.expect("serving"))["grpc"] == "x:1"
+    await bench.supervisor.stop()
+    assert ("agent", "not json") in bench.log
+    assert ("agent", "a line of log") in bench.log
+
+
+async def test_a_death_shows_the_last_error_line(bench: Bench) -> None:
+    child = await bench.start("print('dragoman-agent: the file is broken', file=sys.stderr)\nsys.exit(2)\n")
+    with pytest.raises(Failure) as failure:
+        await child.expect("serving")
+    assert failure.value.what == "the agent exited with 2"
+    assert failure.value.why == "the file is broken"
+    await bench.supervisor.stop()
+
+
+async def test_a_fatal_event_is_the_reason(bench: Bench) -> None:
+    child = await bench.start('print(\'{"event": "fatal", "message": "no memory"}\', flush=True)\ntime.sleep(60)\n')
+    with pytest.raises(Failure) as failure:
+        await child.expect("serving")
+    assert failure.value.why == "no memory"
+    await bench.supervisor.stop()
+
+
+async def test_first_death(bench: Bench) -> None:
+    await bench.start("time.sleep(60)\n")
+    mortal = await bench.start("time.sleep(0.2)\nos.kill(os.getpid(), 9)\n")
+    assert await asyncio.wait_for(bench.supervisor.first_death(), 5) is mortal
+    assert mortal.death().what == "the agent was killed by SIGKILL"
+    await bench.supervisor.stop()
+
+
+async def test_a_child_that_ignores_interrupts_is_killed_in_time(bench: Bench) -> None:
+    child = await bench.start(
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        'print(\'{"event": "serving"}\', flush=True)\n'
+        "time.sleep(60)\n"
+    )
+    await child.expect("serving")
+    began = time.monotonic()
+    await bench.supervisor.stop()
+    assert STOP_SECONDS - 0.1 <= time.monotonic() - began < STOP_SECONDS + 1.0
+    assert child.process.returncode == -signal.SIGKILL
+
+
+async def test_a_second_signal_does_not_wait(bench: Bench) -> None:
+    child = await bench.start(
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        'print(\'{"event": "serving"}\', flush=True)\n'
+        "time.sleep(60)\n"
+    )
+    await child.expect("serving")
+    hurry = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.2, hurry.set)
+    began = time.monotonic()
+    await bench.supervisor.stop(hurry)
+    assert time.monotonic() - began < 1.5
+
+
+async def test_a_grandchild_that_holds_the_log_does_not_hide_a_death(bench: Bench) -> None:
+    child = await bench.start(
+        "import subprocess\n"
+        f"p = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(5)'])\n"
+        'print(\'{"event": "serving", "pid": %d}\' % p.pid, flush=True)\n'
+    )
+    pid = (await child.expect("serving"))["pid"]
+    await asyncio.wait_for(child.wait(), 3)
+    psutil.Process(pid).kill()
+    await bench.supervisor.stop()
+
+
+async def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "orphan.py").write_text(
+        'import time\ndef main():\n    print(\'{"event": "serving"}\', flush=True)\n    time.sleep(60)\n'
+    )
+    parent = (
+        "import asyncio, os\n"
+        "from dragoman_cli.supervisor import Supervisor\n"
+        "async def run():\n"
+        "    child = await Supervisor(print).start('agent', 'orphan', [], dict(os.environ))\n"
+        "    await child.expect('serving')\n"
+        "    print(child.process.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(run())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert process.stdout is not None
+    orphan = psutil.Process(int(await process.stdout.readline()))
+    process.kill()
+    await process.wait()
+    await asyncio.to_thread(orphan.wait, 5)
+    assert not orphan.is_running()
