@@ -100,6 +100,10 @@ class EngineCore:
             for sequence in request.sequences:
                 self._open_output(message, sequence)
         if request.deadline is not None:
+            if len(self._deadlines) > 2 * len(self.requests) + 64:
+                # Requests that ended long before their deadline would pile up here.
+                self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
+                heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline, next(self._order), request))
         self.scheduler.add(request, now)
         self._finish_if_done(request)

@@ -1,7 +1,8 @@
 """What runs in the next step. A pure decision: no clock, no device, no I/O; the same state and time give the same plan.
 
 Decode goes first, one token a sequence; what is left of the step's token budget goes to prefill chunks, sequences under way
-before new ones. A sequence that needs a block when there is none preempts the lowest and youngest, which is computed again later.
+before new ones. A sequence that needs a block when there is none preempts the lowest and youngest, which is computed again later;
+one that waits preempts only work of a lower class.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Scheduler:
         self._first_decode = 0
         self.running_context_tokens = 0  # at the last decision
         self._prefilling_tokens = 0
+        self._without_room: Sequence | None = None  # next in line, for whom the last step had no room
 
     @property
     def pending_prefill_tokens(self) -> int:
@@ -139,6 +141,8 @@ class Scheduler:
         """The next step. Blocks and rows it needs are taken; `num_computed` changes only when results come in."""
         plan = StepPlan()
         budget = self.plan.max_batch_tokens
+        self._make_room(plan, now)
+        num_preempted = len(plan.preempted)
         decodes, prefilling, growing = self._ready(now)
         if len(decodes) > budget:
             # More sequences than tokens in a step: take turns.
@@ -150,13 +154,11 @@ class Scheduler:
         for sequence in growing:
             if sequence.status is Status.RUNNING and self._grow(sequence, plan):
                 plan.grown.append(sequence)
-        if plan.preempted:
+        if len(plan.preempted) > num_preempted:
             decodes = [s for s in decodes if s.status is Status.RUNNING]
             prefilling = [s for s in prefilling if s.status is Status.RUNNING]
             plan.grown = [s for s in plan.grown if s.status is Status.RUNNING]
-            self.running = [s for s in self.running if s.status is Status.RUNNING]
-            for sequence in plan.preempted:
-                self.waiting.push(sequence, now)
+            self._requeue(plan.preempted[num_preempted:], now)
         plan.decodes = decodes
         budget -= len(decodes)
         self._prefilling_tokens = sum(s.num_uncomputed for s in prefilling)
@@ -164,7 +166,7 @@ class Scheduler:
             if budget <= 0:
                 break
             budget -= plan.add_prefill(sequence, budget)
-        if not plan.preempted:
+        if len(plan.preempted) == num_preempted:
             self._admit(plan, budget, now)
         self._prefilling_tokens -= plan.num_prefill_tokens
         return plan
@@ -197,19 +199,50 @@ class Scheduler:
         """Give `sequence` the block its next token needs, preempting others; False when it was preempted itself."""
         while self.pool.append(sequence.block_table) is None:
             victim = max((s for s in self.running if s.status is Status.RUNNING), key=_preemption_key)
-            self._release(victim)
-            victim.move_to(Status.WAITING)
-            plan.preempted.append(victim)
-            self.num_preemptions += 1
+            self._preempt(victim, plan)
             if victim is sequence:
                 return False
         return True
 
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        self._release(victim)
+        victim.move_to(Status.WAITING)
+        plan.preempted.append(victim)
+        self.num_preemptions += 1
+
+    def _requeue(self, preempted: list[Sequence], now: float) -> None:
+        self.running = [s for s in self.running if s.status is Status.RUNNING]
+        for sequence in preempted:
+            self.waiting.push(sequence, now)
+
+    def _make_room(self, plan: StepPlan, now: float) -> None:
+        """Preempt work of a lower class for the next in line, if that is enough to start it."""
+        head, self._without_room = self._without_room, None
+        if head is None or self.waiting.peek(now) is not head:
+            return
+        level = max(head.class_at(now), 0)
+        lower = [s for s in self.running if s.effective_class > level and s.request.priority > head.request.priority]
+        room = self.pool.num_free + sum(len(s.block_table) for s in lower)
+        if not lower or room < -(-len(head.token_ids) // self.page_size) + self._num_spare(len(lower)):
+            return
+        lower.sort(key=_preemption_key)
+        while lower and not (self._free_rows and self._num_missing(head, self.lookup(head)) <= 0):
+            self._preempt(lower.pop(), plan)
+        self._requeue(plan.preempted, now)
+
+    def _num_spare(self, num_leaving: int = 0) -> int:
+        """One spare block a running sequence, else a newcomer would be preempted at once."""
+        num_running = sum(1 for s in self.running if s.status is Status.RUNNING) - num_leaving
+        return min(num_running, self.pool.num_blocks // 16)
+
+    def _num_missing(self, sequence: Sequence, cached: list[int]) -> int:
+        """Blocks lacking for `sequence` to start; none when 0 or less."""
+        num_needed = -(-len(sequence.token_ids) // self.page_size) - len(cached) + self.pool.num_idle_of(cached)
+        return num_needed + self._num_spare() - self.pool.num_free
+
     def _admit(self, plan: StepPlan, budget: int, now: float) -> None:
         """Start waiting sequences while rows, blocks and budget last. The next in line is never overtaken."""
         while budget > 0 and self.waiting:
-            if not self._free_rows and not self._park_one():
-                return
             sequence = self.waiting.peek(now)
             if sequence is None:
                 return
@@ -217,16 +250,15 @@ class Scheduler:
                 # It cannot send a token: its wait for credit counts, and others go first.
                 self._set_aside(sequence, now)
                 continue
-            cached = self.lookup(sequence)
-            num_needed = -(-len(sequence.token_ids) // self.page_size) - len(cached)
-            # One spare block a running sequence, else the newcomer would be preempted at once.
-            spare = min(len(self.running), self.pool.num_blocks // 16)
-            if not self.pool.can_allocate(num_needed + self.pool.num_idle_of(cached) + spare):
+            cached = self.lookup(sequence) if self._free_rows else []
+            if not self._free_rows or self._num_missing(sequence, cached) > 0:
                 if self._park_one():
                     continue
+                self._without_room = sequence
                 return
             self.pool.acquire(cached)
-            sequence.block_table[:] = cached + (self.pool.allocate(num_needed) or [])
+            num_new = -(-len(sequence.token_ids) // self.page_size) - len(cached)
+            sequence.block_table[:] = cached + (self.pool.allocate(num_new) or [])
             self._start(sequence, len(cached) * self.page_size)
             self._prefilling_tokens += sequence.num_uncomputed
             budget -= plan.add_prefill(sequence, budget)

@@ -176,6 +176,13 @@ def test_deadline_fails_a_request_that_waits_or_runs(lab: Any, start: Any, termi
     engine.assert_idle()
 
 
+def test_deadlines_of_requests_that_ended_are_forgotten(lab: Any, start: Any) -> None:
+    engine = lab()
+    for i in range(300):
+        engine.run(start(f"r{i}", "a", 1, deadline_seconds=1000.0))
+    assert len(engine.core._deadlines) < 100
+
+
 def test_no_token_beyond_the_credit_then_parked_then_failed(lab: Any, start: Any) -> None:
     engine = lab()
     engine.core.receive(start("r", "abc", 100, credit=3, num_choices=2))

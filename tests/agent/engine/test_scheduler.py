@@ -141,6 +141,42 @@ def test_waiting_interactive_goes_before_waiting_batch() -> None:
     assert names(scheduler.schedule(0.1))[1] == [("chat", 10)]
 
 
+@pytest.mark.parametrize("short_of", ["rows", "blocks"])
+def test_a_waiting_person_preempts_batch_work_but_not_its_equals(short_of: str) -> None:
+    limits = {"max_num_seqs": 2} if short_of == "rows" else {"num_blocks": 7}
+    scheduler = make(max_batch_tokens=1024, **limits)
+    for name, priority in [("batch", 2), ("standard", 1)]:
+        add(scheduler, name, 150, priority=priority)
+    compute(scheduler, scheduler.schedule(0.0))
+    assert len(scheduler.running) == 2
+    add(scheduler, "standard too", 100, 0.1)
+    assert names(scheduler.schedule(0.1))[1] == []
+    plan = scheduler.schedule(0.2)
+    assert [s.request.request_id for s in plan.preempted] == ["batch"]
+    assert names(plan) == (["standard"], [("standard too", 100)])
+    compute(scheduler, plan)
+    add(scheduler, "chat", 100, 0.3, priority=0)
+    scheduler.schedule(0.3)
+    plan = scheduler.schedule(0.4)
+    assert [s.request.request_id for s in plan.preempted] == ["standard too"], "the younger of two equals"
+    compute(scheduler, plan)
+    add(scheduler, "chat too", 100, 0.5, priority=0)
+    for _ in range(3):
+        compute(scheduler, scheduler.schedule(0.6))
+    assert [s.request.request_id for s in scheduler.running] == ["chat", "chat too"]
+    assert [s.request.request_id for s in scheduler.schedule(0.7).preempted] == []
+
+
+def test_nothing_is_preempted_for_what_would_not_fit_even_so() -> None:
+    scheduler = make(num_blocks=12, max_batch_tokens=1024)
+    for name, priority in [("batch", 2), ("chat", 0)]:
+        add(scheduler, name, 64 * 4, priority=priority)
+    compute(scheduler, scheduler.schedule(0.0))
+    add(scheduler, "big chat", 64 * 8, 0.1, priority=0)
+    for _ in range(3):
+        assert not scheduler.schedule(0.2).preempted
+
+
 def test_choices_wait_for_the_prompt_and_share_its_pages() -> None:
     scheduler = make()
     request = add(scheduler, "r", 200, num_choices=3)
