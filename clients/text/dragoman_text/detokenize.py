@@ -19,13 +19,19 @@ class StreamDetokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._has_pending_bytes = False
         self._strips_next_space = tokenizer.strips_leading_space
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that `ids` complete; a character still missing bytes waits. Raises ValueError for an unknown id."""
-        token_bytes = self._tokenizer.token_bytes
-        data = b"".join(token_bytes(token_id) for token_id in ids if token_id not in self._skipped)
-        return self._without_leading_space(self._decoder.decode(data))
+        token_bytes, skipped = self._tokenizer.token_bytes, self._skipped
+        data = b"".join([token_bytes(token_id) for token_id in ids if token_id not in skipped])
+        if data.isascii() and not self._has_pending_bytes:
+            text = data.decode("ascii")
+        else:
+            text = self._decoder.decode(data)
+            self._has_pending_bytes = bool(self._decoder.getstate()[0])
+        return self._without_leading_space(text) if self._strips_next_space else text
 
     def flush(self) -> str:
         """The end of the sequence: an incomplete character comes out as one U+FFFD. Call it once."""
