@@ -56,6 +56,7 @@ class Agent:
         self._model = served_model(prepared.source, settings.served_model_name, prepared.max_context_tokens)
         self._pal = prepared.pal
         self._engine_process = prepared.engine
+        self._num_parameters = prepared.source.config.num_parameters
         plan = prepared.pal.plan
         self.agent_id = settings.resolved_agent_id(plan.device_kind)
         self.epoch = secrets.randbits(64) | 1
@@ -178,6 +179,7 @@ class Agent:
             "device": plan.device_kind,
             "device_name": self._pal.device_name,
             "reason": self._pal.reason,
+            "num_parameters": 0 if plan.device_kind == "null" else self._num_parameters,
             "road": plan.road,
             "max_context_tokens": self._model.limits.max_context_tokens,
             "kv_tokens": (plan.num_blocks - 1) * plan.page_size,
