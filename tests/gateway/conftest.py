@@ -189,14 +189,14 @@ def hash_stack() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def slow_stack() -> Iterator[Stack]:
     """An agent that takes its time, as a real device would: for clients that leave."""
-    with running_stack([("--null-speed", "1")]) as stack:
+    with running_stack([("--null-speed", "10")]) as stack:
         yield stack
 
 
 @pytest.fixture(scope="session")
 def lonely_gateway() -> Iterator[str]:
     """A gateway whose controller does not exist: for what HTTP alone decides."""
-    gateway, url = start_gateway("127.0.0.1:9", "--body-timeout-seconds", "1", "--header-timeout-seconds", "1.5")
+    gateway, url = start_gateway("127.0.0.1:9", "--body-timeout", "1", "--header-timeout", "1.5")
     yield url
     gateway.stop()
 

@@ -174,7 +174,7 @@ def test_what_is_not_http_gets_an_envelope(lonely_gateway: str) -> None:
 def test_s12_an_idle_connection_outlives_seventy_five_seconds() -> None:
     from dragoman_gateway.config import GatewaySettings
 
-    assert GatewaySettings().keep_alive_seconds >= 75
+    assert GatewaySettings().keep_alive >= 75
 
 
 def test_s12_a_connection_serves_many_requests(lonely_gateway: str) -> None:

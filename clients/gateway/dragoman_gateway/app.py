@@ -144,7 +144,7 @@ def build_routes(backend: Backend) -> Starlette:
 
 async def _handle_post(request: Request, backend: Backend, handler: Handler, *, generates: bool) -> Response:
     settings = backend.settings
-    body = await read_body(request, settings.max_body_bytes, settings.body_timeout_seconds)
+    body = await read_body(request, settings.max_body, settings.body_timeout)
     if generates and backend.is_draining:
         raise ApiError(
             503,

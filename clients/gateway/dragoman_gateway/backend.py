@@ -37,7 +37,7 @@ class Backend:
         self.admissions = Admissions(controller, settings.controller)
         self.links = Links(self.channels)
         self.models = Models(self.fleet, self.channels, settings.served_model_name, settings.accepts_any_model)
-        self.active = ActiveStreams(settings.ping_seconds, settings.write_timeout_seconds)
+        self.active = ActiveStreams(settings.ping_interval, settings.write_timeout)
         self._jobs: set[Abortable] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()

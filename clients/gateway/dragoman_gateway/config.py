@@ -36,37 +36,37 @@ class GatewaySettings:
     lenient_stream_options: bool = field(
         default=False, metadata={"help": "Accept stream_options without stream", "group": "requests"}
     )
-    max_body_bytes: int = field(
+    max_body: int = field(
         default=16 << 20, metadata={"help": "Largest request body", "unit": "bytes", "min": 1024, "group": "requests"}
     )
-    body_timeout_seconds: float = field(
+    body_timeout: float = field(
         default=30.0,
         metadata={"help": "Longest time a body may take to arrive", "unit": "seconds", "min": 0.1, "group": "requests"},
     )
     max_prompts: int = field(
         default=1024, metadata={"help": "Most prompts in one completions request", "min": 1, "group": "requests"}
     )
-    max_queue_wait_seconds: float = field(
+    max_queue_wait: float = field(
         default=0.0,
         metadata={"help": "Longest wait for an agent; 0 takes the policy's", "unit": "seconds", "min": 0.0,
                   "group": "requests"},
     )  # fmt: skip
-    ping_seconds: float = field(
+    ping_interval: float = field(
         default=15.0,
         metadata={"help": "Comment ping on a silent stream after this; 0 is off", "unit": "seconds", "min": 0.0,
                   "group": "connections"},
     )  # fmt: skip
-    keep_alive_seconds: float = field(
+    keep_alive: float = field(
         default=120.0,
         metadata={"help": "How long an idle connection stays open", "unit": "seconds", "min": 0.1,
                   "group": "connections"},
     )  # fmt: skip
-    header_timeout_seconds: float = field(
+    header_timeout: float = field(
         default=30.0,
         metadata={"help": "Longest time a request's headers may take", "unit": "seconds", "min": 0.1,
                   "group": "connections"},
     )  # fmt: skip
-    write_timeout_seconds: float = field(
+    write_timeout: float = field(
         default=75.0,
         metadata={"help": "A reader that takes nothing for this long is disconnected", "unit": "seconds", "min": 0.1,
                   "group": "connections"},
@@ -76,7 +76,16 @@ class GatewaySettings:
         metadata={"help": "Tokens a stream may be ahead of its reader", "unit": "tokens", "min": 1,
                   "group": "connections"},
     )  # fmt: skip
-    drain_timeout_seconds: float = field(
+    resume_timeout: float = field(
+        default=20.0,
+        metadata={
+            "help": "How long a stream whose agent was lost looks for another one",
+            "unit": "seconds",
+            "min": 0.0,
+            "group": "connections",
+        },
+    )
+    drain_timeout: float = field(
         default=180.0,
         metadata={"help": "How long SIGTERM waits for running requests", "unit": "seconds", "min": 0.0,
                   "group": "process"},

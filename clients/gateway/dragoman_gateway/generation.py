@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 MAX_RESUMES = 3
 MAX_STARTS = 3
-RESUME_SECONDS = 20.0  # how long a cut stream looks for another agent; a dead one is noticed within 6 s
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 1.0
 # The stream may go on elsewhere; any other failure would only repeat itself there.
@@ -76,11 +75,15 @@ class Generation:
     A stream cut by the loss of its agent is continued on another one, at most three times: no token twice, none missing.
     """
 
-    def __init__(self, spec: GenerationSpec, admissions: Admissions, links: Links, window: int) -> None:
+    def __init__(
+        self, spec: GenerationSpec, admissions: Admissions, links: Links, *, window: int, resume_seconds: float
+    ) -> None:
+        """`window`: tokens that may be ahead of the reader. `resume_seconds`: how long a cut stream looks for an agent."""
         self._spec = spec
         self._admissions = admissions
         self._links = links
         self._window = window
+        self._resume_seconds = resume_seconds
         self._link: AgentLink | None = None
         self._stream_id = 0
         self._events: deque[Delta] = deque()
@@ -300,7 +303,7 @@ class Generation:
         self.outcome.num_resumes += 1
         lost_agent = self.outcome.agent_id
         delay = _FIRST_BACKOFF_SECONDS
-        deadline = time.monotonic() + RESUME_SECONDS
+        deadline = time.monotonic() + self._resume_seconds
         lengths = [len(ids) for ids, end in zip(self._delivered, self._finishes, strict=True) if end is None]
         self._credit = min(lengths) + self._window
         while True:

@@ -70,10 +70,10 @@ async def server_info(request: Request, backend: Backend) -> Response:
             "phase": backend.fleet.phase,
             "controller": {"address": settings.controller, "connected": backend.fleet.is_connected},
             "limits": {
-                "max_body_bytes": settings.max_body_bytes,
+                "max_body_bytes": settings.max_body,
                 "max_prompts": settings.max_prompts,
-                "body_timeout_seconds": settings.body_timeout_seconds,
-                "ping_seconds": settings.ping_seconds,
+                "body_timeout_seconds": settings.body_timeout,
+                "ping_seconds": settings.ping_interval,
             },
             "agents": [_agent_entry(member) for member in backend.fleet.members.values()],
         }

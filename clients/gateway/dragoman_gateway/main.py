@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
-import uvloop
-
 from dragoman_cli.config import parse
 from dragoman_gateway.config import GatewaySettings
-from dragoman_gateway.server import StartError, bind, read_keys, serve
 
 _QUIET = ("uvicorn.error",)  # its start and stop lines; ours say the same
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -25,6 +22,9 @@ def main(argv: list[str] | None = None) -> None:
     )
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    # Imported here so that --help and bad settings answer without loading gRPC.
+    from dragoman_gateway.server import StartError, bind, read_keys, run
+
     try:
         keys = read_keys(settings)
         listener = bind(settings.host, settings.port)
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(_refuse(str(error)))
     if settings.host not in _LOOPBACK and not keys:
         logging.getLogger(__name__).warning("listening on %s without --api-key: anyone there may use it", settings.host)
-    uvloop.run(serve(settings, listener, keys))
+    run(settings, listener, keys)
 
 
 def _refuse(message: str) -> int:

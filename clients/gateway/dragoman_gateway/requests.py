@@ -51,7 +51,7 @@ def build_specs(
     sampling = sampling_of(body, num_logprobs, model.vocabulary_size)
     priority = priority_of(body)
     num_choices = body.n or 1
-    wait = backend.settings.max_queue_wait_seconds
+    wait = backend.settings.max_queue_wait
     specs = []
     for prompt in prompts:
         room = model.max_context_tokens - len(prompt.token_ids)
@@ -94,8 +94,16 @@ class Job:
         self.created = int(time.time())
         self.response_id = ("chatcmpl-" if route == "chat" else "cmpl-") + uuid.uuid4().hex
         self.fingerprint = f"dragoman-{VERSION}-{model.model_digest.hex()[:12]}"
-        window = backend.settings.credit_tokens
-        self._parts = [Generation(spec, backend.admissions, backend.links, window) for spec in specs]
+        self._parts = [
+            Generation(
+                spec,
+                backend.admissions,
+                backend.links,
+                window=backend.settings.credit_tokens,
+                resume_seconds=backend.settings.resume_timeout,
+            )
+            for spec in specs
+        ]
         self._num_choices = specs[0].num_choices if specs else 1
         self._tasks: list[asyncio.Task[None]] = []
         self._merged: deque[tuple[int, Delta]] = deque()

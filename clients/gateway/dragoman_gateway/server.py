@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 3
 _BACKLOG = 4096
+# What the kernel buffers for a reader that has stopped: it would take a whole long answer by itself otherwise.
+_SEND_BUFFER_BYTES = 256 << 10
 
 
 class StartError(Exception):
@@ -71,6 +73,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise StartError(f"--host {host} cannot be used: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)
@@ -82,9 +85,24 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def run(settings: GatewaySettings, listener: socket.socket, keys: frozenset[bytes]) -> None:
+    """Serve on a loop of its own until a signal ends it."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(settings, listener, keys))
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None  # the package leaves it out where it does not exist (Windows)
+    loop: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return loop
+
+
 async def serve(settings: GatewaySettings, listener: socket.socket, keys: frozenset[bytes]) -> None:
     """Serve until SIGTERM (finish, then stop) or SIGINT (stop now, each stream with its end; a second one at once)."""
-    GatewayProtocol.header_timeout_seconds = settings.header_timeout_seconds
+    GatewayProtocol.header_timeout_seconds = settings.header_timeout
     backend = Backend(settings)
     config = Config(
         GatewayApp(backend, keys),
@@ -96,11 +114,11 @@ async def serve(settings: GatewaySettings, listener: socket.socket, keys: frozen
         server_header=False,
         date_header=True,
         proxy_headers=False,
-        timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]
+        timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     server = _Server(config, lambda: _announce(settings, listener))
-    stop = _Stop(server, backend, settings.drain_timeout_seconds)
+    stop = _Stop(server, backend, settings.drain_timeout)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.now)
     loop.add_signal_handler(signal.SIGTERM, stop.gently)
