@@ -33,6 +33,7 @@ class Grant:
     tpot_seconds: float
     fallback_jti: bytes | None = None
     ended: bool = False
+    is_recent: bool = True
 
     def finish_seconds(self, output_tokens: int) -> float:
         """Predicted seconds from acceptance to the last of so many tokens."""
@@ -65,6 +66,23 @@ class _Account:
     open: dict[bytes, Grant] = field(default_factory=dict)
     recent: deque[Grant] = field(default_factory=deque)
     num_open_slots: int = 0
+    # Sums over `recent`, kept along so that a debit costs the same however many grants there are.
+    recent_slots: int = 0
+    recent_uncached: int = 0
+    recent_context: int = 0
+
+    def count(self, grant: Grant, sign: int) -> None:
+        self.recent_slots += sign * grant.num_slots
+        self.recent_uncached += sign * grant.uncached_tokens
+        self.recent_context += sign * grant.prompt_tokens * grant.num_slots
+
+    def settle(self, before: float) -> None:
+        """Forgets what was granted before the report knew of it."""
+        while self.recent and (self.recent[0].ended or self.recent[0].granted_at < before):
+            grant = self.recent.popleft()
+            grant.is_recent = False
+            if not grant.ended:
+                self.count(grant, -1)
 
 
 class Ledger:
@@ -83,6 +101,7 @@ class Ledger:
         account = self._accounts.setdefault((grant.agent_id, grant.epoch), _Account())
         account.open[grant.jti] = grant
         account.recent.append(grant)
+        account.count(grant, 1)
         account.num_open_slots += grant.num_slots
         self._running[grant.tenant] += 1
         self._by_jti[grant.jti] = grant
@@ -139,27 +158,22 @@ class Ledger:
 
     def debit(self, agent_id: str, epoch: int, load: Load, sampled_at: float) -> Debit:
         """What is in front of an agent, by its report of `sampled_at` and by what was granted since."""
-        num_slots = uncached = context = 0
         account = self._accounts.get((agent_id, epoch))
-        if account is not None:
-            recent = account.recent
-            while recent and (recent[0].ended or recent[0].granted_at < sampled_at - TRAVEL_SECONDS):
-                recent.popleft()
-            for grant in recent:
-                if not grant.ended:
-                    num_slots += grant.num_slots
-                    uncached += grant.uncached_tokens
-                    context += grant.prompt_tokens * grant.num_slots
+        if account is None:
+            account = _Account()
+        account.settle(sampled_at - TRAVEL_SECONDS)
         return Debit(
-            num_requests=max(load.num_requests + num_slots, account.num_open_slots if account else 0),
-            pending_prefill_tokens=load.pending_prefill_tokens + uncached,
-            context_tokens=load.running_context_tokens + context,
-            num_contexts=load.running_requests + num_slots,
+            num_requests=max(load.num_requests + account.recent_slots, account.num_open_slots),
+            pending_prefill_tokens=load.pending_prefill_tokens + account.recent_uncached,
+            context_tokens=load.running_context_tokens + account.recent_context,
+            num_contexts=load.running_requests + account.recent_slots,
         )
 
     def _close(self, grant: Grant) -> None:
         grant.ended = True
         account = self._accounts[grant.agent_id, grant.epoch]
+        if grant.is_recent:
+            account.count(grant, -1)
         del account.open[grant.jti]
         account.num_open_slots -= grant.num_slots
         self._running[grant.tenant] -= 1

@@ -154,6 +154,9 @@ class ProtocolAgent:
             self.policy_revision = response.policy_revision
             self.commands.extend(response.commands)
 
+    async def hears_a_command(self) -> None:
+        await eventually(lambda: self.commands)
+
     async def vanish(self) -> None:
         """Closes the stream without a word, as a killed process does."""
         if self._task is not None:

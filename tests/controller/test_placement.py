@@ -160,6 +160,33 @@ def test_a_small_context_is_used_only_when_no_larger_one_has_room() -> None:
     assert placed is not None and placed.chosen == 0
 
 
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_in_a_large_changing_fleet_the_best_and_the_second_are_found(seed: int) -> None:
+    rng = Random(seed)
+    fleet = candidates(*(view(f"agent-{i}") for i in range(80)))
+    for _ in range(rng.randrange(200)):
+        steps = StepTable(
+            StepModel((1,), (0, 4096), (0.001 * rng.randrange(1, 9), 0.02), 200.0 * rng.randrange(1, 99), 0.0)
+        )
+        busy = "it is draining" if rng.random() < 0.2 else ""
+        one = view(f"agent-{rng.randrange(len(fleet))}", steps=steps, queue_seconds=rng.random(), excluded_because=busy)
+        fleet.put(one)
+        if rng.random() < 0.05:
+            fleet.remove(f"agent-{rng.randrange(len(fleet))}")
+    shape = Shape(rng.randrange(1, 2000), rng.randrange(1, 500))
+    cached = {f"agent-{rng.randrange(90)}": 64 * rng.randrange(30) for _ in range(rng.randrange(4))}
+    placed = place(fleet, shape, cached, rng)
+    finishes = sorted(
+        one.score(shape, cached.get(one.agent_id, 0)).finish_seconds for one in fleet.views if not one.excluded_because
+    )
+    assert placed is not None and placed.fallback is not None
+    assert placed.score.finish_seconds <= finishes[0] * TIE_RATIO**2
+    fallback = fleet.views[placed.fallback]
+    second = fallback.score(shape, cached.get(fallback.agent_id, 0)).finish_seconds
+    assert placed.fallback != placed.chosen and second <= max(finishes[1], finishes[0] * TIE_RATIO) * TIE_RATIO
+
+
 def test_removing_an_agent_keeps_the_others_in_place() -> None:
     fleet = candidates(view("a"), view("b", max_context_tokens=100), view("c", state="draining"))
     fleet.remove("b")

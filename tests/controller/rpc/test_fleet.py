@@ -66,8 +66,7 @@ async def test_a_drain_stops_grants_orders_the_agent_and_reports_until_it_is_emp
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await clients.admission.AcquireTicket(ask("new"), timeout=5)
     assert from_rpc_error(raised.value).reason == error_pb2.ERROR_REASON_NO_AGENT
-    while not agent.commands:
-        await asyncio.sleep(0.01)
+    await agent.hears_a_command()
     assert agent.commands[0].drain.grace_period.seconds == 7
     agent.state, agent.load = agent_pb2.AGENT_STATE_DRAINING, agent_pb2.AgentLoad()
     while not progress.drained:
