@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def to_records(
-    results: Sequence[CaseResult], suffix: str, peer: LlamaCpp, instruction_set: str, command: str
+    results: Sequence[CaseResult], suffix: str, peer: LlamaCpp, instruction_set: str, command: str, load: float
 ) -> list[dict[str, Any]]:
     """One record a case."""
     return [
@@ -52,7 +52,7 @@ def to_records(
             command=command,
             note=(
                 f"ours ({instruction_set}) {statistics.median(result.ours):.1f} tokens/s, "
-                f"llama.cpp {statistics.median(result.peer):.1f} tokens/s (its wheel: {peer.system})"
+                f"llama.cpp {statistics.median(result.peer):.1f} tokens/s (its wheel: {peer.system}); load average before: {load:.1f}"
             ),
         )
         for result in results
@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError:
         print("xllamacpp is not installed; install the bench extra: pip install 'dragoman[bench]'", file=sys.stderr)
         return 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     results = measure(ours, peer, options.rounds)
     instruction_set = ours.step.instruction_set
     print(
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = shlex.join(
             ["python", "benchmarks/cpu_peer.py", *(arguments if arguments is not None else sys.argv[1:])]
         )
-        print("recorded in", record.save("cpu", to_records(results, suffix, peer, instruction_set, command)))
+        print("recorded in", record.save("cpu", to_records(results, suffix, peer, instruction_set, command, load)))
     return 0
 
 

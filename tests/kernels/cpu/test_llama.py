@@ -104,7 +104,7 @@ def test_a_non_finite_row_stays_alone(activation: str, bad: float, random_model:
     clean = [3, 4, 5, 6]
     expected = load(model, activation=activation).teacher_forced(0, clean, prefill=4)[0]
     driver = load(model, activation=activation)
-    logits, _ = driver.run([(1, [1, 7, 2]), (0, clean), (2, [7] * 20)])
+    logits, _ = driver.run([(1, [1, 7, 2]), (0, clean), (2, [7] * 32)])  # fills two blocks
     assert np.isnan(logits[0]).all()
     assert np.isnan(logits[2]).all()
     # The tied head has the bad row too: only its own column may differ.
@@ -114,6 +114,15 @@ def test_a_non_finite_row_stays_alone(activation: str, bad: float, random_model:
         driver.release(seq)
     again, _ = driver.run([(3, clean)])  # in blocks whose stale keys and values are NaN
     np.testing.assert_array_equal(again[0][columns], expected[columns])
+
+
+def test_a_non_finite_value_is_not_rounded_away(random_model: Make, load: Make) -> None:
+    model = random_model(dtype="Q8_0")
+    spoiled = model.plain["layers.0.up_proj"].copy()
+    spoiled[3, 4] = np.nan  # one NaN among the 32 values that are rounded together
+    model.weights["layers.0.up_proj"] = QuantTensor.from_float32(spoiled)
+    logits, _ = load(model, activation="int8").run([(0, [1, 2, 3])])
+    assert np.isnan(logits[0]).all()
 
 
 def broken(driver: Any, array: str, index: Any, value: int) -> dict[str, np.ndarray]:
