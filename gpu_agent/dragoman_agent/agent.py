@@ -164,7 +164,7 @@ class Agent:
         self._finish(1)
 
     def _take_step(self, step: Step) -> None:
-        self._metrics.take_step(step)
+        self._metrics.take_step(step, self._engine.num_tokens_of_step)
         if step.step_seconds:
             self._step_clock.add(step.step_seconds + step.host_seconds)
         if step.stored_hashes or step.removed_hashes:

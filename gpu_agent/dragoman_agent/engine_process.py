@@ -24,10 +24,11 @@ class EngineProcess:
         """
         self._directory = Path(tempfile.mkdtemp(prefix="dragoman-agent-"))
         path = str(self._directory / "engine.sock")
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(path)
-        self.listener.listen(1)
-        self.listener.setblocking(False)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        listener.listen(1)
+        listener.setblocking(False)
+        self._listener: socket.socket | None = listener
         self._process = subprocess.Popen(
             [*command, "--socket", path], stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
         )
@@ -41,6 +42,13 @@ class EngineProcess:
     def returncode(self) -> int | None:
         """Exit code, negative for a signal; None while it runs or is not yet known to have ended."""
         return self._process.poll()
+
+    def take_listener(self) -> socket.socket:
+        """The listening socket, once; who takes it closes it."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            raise RuntimeError("the engine's listening socket was taken before")
+        return listener
 
     def forget_socket(self) -> None:
         """Remove the socket's directory once the engine has connected: nothing is left behind whatever ends us."""
@@ -60,5 +68,6 @@ class EngineProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        self.listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self.forget_socket()

@@ -44,7 +44,8 @@ class AgentMetrics:
             "dragoman_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", registry=registry
         )
         self._output_tokens = Counter("dragoman_output_tokens", "Tokens generated.", registry=registry)
-        self._kv_blocks = Gauge("dragoman_kv_blocks", "KV blocks by state.", ["state"], registry=registry)
+        kv_blocks = Gauge("dragoman_kv_blocks", "KV blocks by state.", ["state"], registry=registry)
+        self._kv_free, self._kv_cached, self._kv_total = (kv_blocks.labels(s) for s in ("free", "cached", "total"))
         self._kv_releases = Counter(
             "dragoman_kv_releases",
             "Times a request's KV blocks were released, by reason.",
@@ -62,8 +63,8 @@ class AgentMetrics:
         )
         build.labels(dragoman.__version__, platform.python_version(), device_kind).set(1)
 
-    def take_step(self, step: Step) -> None:
-        """A step frame or an idle tick."""
+    def take_step(self, step: Step, output_tokens: int) -> None:
+        """A step frame or an idle tick, and the tokens that came with it."""
         load = step.load
         self._running.set(load.running)
         self._set_blocks(load)
@@ -75,13 +76,13 @@ class AgentMetrics:
         if load.decode_tokens or load.prefill_tokens:
             self._step.observe(step.step_seconds)
             self._host_step.observe(step.host_seconds)
-        if load.decode_tokens:
-            self._output_tokens.inc(load.decode_tokens)
+        if output_tokens:
+            self._output_tokens.inc(output_tokens)
 
     def _set_blocks(self, load: Load) -> None:
-        self._kv_blocks.labels("free").set(load.free_blocks)
-        self._kv_blocks.labels("cached").set(load.cached_blocks)
-        self._kv_blocks.labels("total").set(load.total_blocks)
+        self._kv_free.set(load.free_blocks)
+        self._kv_cached.set(load.cached_blocks)
+        self._kv_total.set(load.total_blocks)
 
     def request_finished(self, event: Finished, *, longest_choice_tokens: int) -> None:
         """An accepted request came to its end or was cancelled."""

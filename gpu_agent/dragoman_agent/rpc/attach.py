@@ -33,6 +33,7 @@ class AttachConnection:
         self._arriving: dict[int, asyncio.Task[None]] = {}  # long prompts being tokenized
         self._frame = _Response(epoch=epoch)
         self._wakeup: asyncio.Future[None] | None = None
+        self._flush = self._wake  # one bound method for all events, as it is a key
         self._input_ended = False
         self._closed = False
         self._violation: DragomanError | None = None
@@ -141,13 +142,14 @@ class AttachConnection:
     def _take(self, stream_id: int, event: Event) -> None:
         if self._closed:
             return
-        entry = self._frame.events.add(stream_id=stream_id)
+        entry = self._frame.events.add()
+        entry.stream_id = stream_id
         if isinstance(event, Delta):
             fill_delta(entry.response.delta, event, self._token_bytes)
         elif not isinstance(event, Embedded):
             fill_response(entry.response, event, self._token_bytes)
             self._streams.pop(stream_id, None)
-        self._engine.flush_after_batch(self._wake)
+        self._engine.flush_after_batch(self._flush)
 
     def _wake(self) -> None:
         if self._wakeup is not None and not self._wakeup.done():

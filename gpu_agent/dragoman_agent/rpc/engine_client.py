@@ -105,11 +105,12 @@ class EngineClient:
         self.num_live_seqs = 0
         self.ready: Ready | None = None
         self.load: Load | None = None
+        self.num_tokens_of_step = 0  # output tokens in the last frame
 
     async def start(self) -> None:
         """Wait for the engine's connection in the background. Until it comes, the process' end is its failure."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _EngineProtocol(self), sock=self._process.listener)
+        self._server = await loop.create_unix_server(lambda: _EngineProtocol(self), sock=self._process.take_listener())
         self._process.watch(lambda: self._from_thread(loop))
 
     def _from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -250,12 +251,15 @@ class EngineClient:
         self._last_step = time.monotonic()
         self.load = step.load
         live = self.live
+        num_tokens = 0
         for event in step.events:
             entry = live.get(event.request_id)
             if entry is None:
                 continue
             if type(event) is Delta:
-                end = event.cursor + len(event.token_ids)
+                count = len(event.token_ids)
+                num_tokens += count
+                end = event.cursor + count
                 if end > entry.num_emitted:
                     entry.num_emitted = end
             else:
@@ -263,6 +267,7 @@ class EngineClient:
                 self.num_live_seqs -= entry.num_seqs
                 entry.on_end(event, entry.num_emitted)
             entry.sink.deliver(event)
+        self.num_tokens_of_step = num_tokens
         for listener in self._step_listeners:
             listener(step)
 

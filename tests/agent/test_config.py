@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dragoman_agent.config import AgentSettings, is_loopback, settings_problem
+from dragoman_cli.config import parse
+
+
+def settings(*flags: str, environ: dict[str, str] | None = None) -> AgentSettings:
+    return parse(AgentSettings, "dragoman-agent", list(flags), environ or {})
+
+
+def test_defaults() -> None:
+    made = settings()
+    assert (made.model, made.device, made.host, made.port, made.metrics_port) == (
+        "embedded",
+        "auto",
+        "127.0.0.1",
+        50051,
+        9471,
+    )
+    assert not made.open and not made.controllers
+
+
+def test_flag_comes_before_environment_before_file(tmp_path: Path) -> None:
+    file = tmp_path / "d.toml"
+    file.write_text('[agent]\nport = 1\nmetrics_port = 2\nagent_id = "from-file"\n')
+    environ = {"DRAGOMAN_PORT": "3", "DRAGOMAN_METRICS_PORT": "4"}
+    made = settings("--config", str(file), "--port", "5", environ=environ)
+    assert (made.port, made.metrics_port, made.agent_id) == (5, 4, "from-file")
+
+
+def test_null_device_means_the_null_model() -> None:
+    assert settings("--device", "null").model_spec == "null"
+    assert settings("--device", "null", "--model", "null:two").model_spec == "null:two"
+    assert settings().model_spec == "embedded"
+
+
+def test_agent_id_is_host_and_device_and_fits_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.node", lambda: "Büro PC " + "x" * 80)
+    made = settings().resolved_agent_id("cpu")
+    assert made.startswith("B-ro-PC-") and made.endswith("-cpu") and len(made) == 63
+    monkeypatch.setattr("platform.node", lambda: "")
+    assert settings().resolved_agent_id("null") == "localhost-null"
+    assert settings("--agent-id", "mine").resolved_agent_id("cpu") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "--controllers"),
+        (("--open", "--host", "0.0.0.0"), "loopback"),
+        (("--open", "--host", "example.org"), "loopback"),
+        (("--open", "--agent-id", "a b"), "--agent-id"),
+        (("--open", "--agent-id", "x" * 64), "--agent-id"),
+        (("--open",), ""),
+        (("--open", "--host", "::1"), ""),
+        (("--controllers", "a:1,b:2", "--host", "0.0.0.0"), ""),
+    ],
+)
+def test_settings_that_do_not_go_together(flags: tuple[str, ...], words: str) -> None:
+    problem = settings_problem(settings(*flags))
+    assert words in problem if words else not problem
+
+
+def test_loopback() -> None:
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "", "localhost.evil"))
