@@ -172,6 +172,12 @@ def test_probe(dragoman: Dragoman, tmp_path: Path) -> None:
 def test_models(dragoman: Dragoman, tmp_path: Path) -> None:
     listed = json.loads(dragoman("models", "ls", "--json", "--cache-dir", str(tmp_path)).stdout)
     assert listed[0]["state"] == "not fetched: dragoman models fetch embedded"
+    broken = tmp_path / "models" / "mine" / "broken.gguf"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"GGUF\x03\x00\x00\x00")
+    listed = json.loads(dragoman("models", "ls", "--json", "--cache-dir", str(tmp_path)).stdout)
+    assert [row["model"] for row in listed] == ["embedded (SmolLM2-135M-Instruct)", "broken"]
+    assert listed[1]["state"] != "ready"
     assert_error(dragoman("models", "show", "embedded", "--cache-dir", str(tmp_path)), "dragoman models fetch embedded")
     assert_error(dragoman("models", "show", "/nowhere/m.gguf"), "/nowhere/m.gguf")
     assert_error(dragoman("models", "fetch", "gpt"), "'gpt' cannot be fetched", "embedded is the only model")

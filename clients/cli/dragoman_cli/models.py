@@ -31,6 +31,7 @@ def ls(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the models in the cache and those that can be fetched."""
+    require_extras("agent", purpose="dragoman models ls")
     from dragoman_cli.ready import human_bytes
 
     rows = _listed(_resolved(cache_dir))
@@ -111,14 +112,23 @@ def _known(call: Any) -> Any:
 
 def _listed(cache: Path) -> list[dict[str, Any]]:
     from dragoman_agent.model.embedded import EMBEDDED_BYTES, EMBEDDED_NAME, FETCH_COMMAND, embedded_target
+    from dragoman_agent.model.registry import list_models
 
     target = embedded_target(cache)
-    there = target.exists() and target.stat().st_size == EMBEDDED_BYTES
-    state = "ready" if there else f"not fetched: {FETCH_COMMAND}"
-    rows = [{"model": f"embedded ({EMBEDDED_NAME})", "bytes": EMBEDDED_BYTES, "state": state, "path": str(target)}]
-    for path in sorted((cache / "models").glob("*/*")):
-        if path != target and path.suffix in (".gguf", ".safetensors") and not path.name.startswith("."):
-            rows.append({"model": path.stem, "bytes": path.stat().st_size, "state": "ready", "path": str(path)})
+    found = list_models(cache)
+    rows = [
+        {
+            "model": f"embedded ({EMBEDDED_NAME})" if listing.path == target else listing.name,
+            "bytes": listing.num_bytes,
+            "parameters": listing.num_parameters,
+            "state": listing.problem or "ready",
+            "path": str(listing.path),
+        }
+        for listing in found
+    ]
+    if all(listing.path != target for listing in found):
+        missing = {"model": f"embedded ({EMBEDDED_NAME})", "bytes": EMBEDDED_BYTES, "parameters": None}
+        rows.insert(0, {**missing, "state": f"not fetched: {FETCH_COMMAND}", "path": str(target)})
     return rows
 
 
