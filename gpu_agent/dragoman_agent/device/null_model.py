@@ -43,10 +43,15 @@ class NullModel:
         self.generation = GenerationDefaults(eos_token_ids=self.tokenizer.eos_token_ids)
         self.digest = hashlib.sha256(f"null model {name} {self.tokenizer.digest}".encode()).hexdigest()
         self.total_bytes = 0
+        self.random_seed: int | None = None
 
     def tensor_names(self) -> list[str]:
         """None."""
         return []
+
+    def layout(self, name: str) -> NoReturn:
+        """Raises: there are no weights."""
+        self.tensor(name)
 
     def tensor(self, name: str) -> NoReturn:
         """Raises: there are no weights."""
