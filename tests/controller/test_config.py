@@ -1,0 +1,28 @@
+"""Where the controller may listen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dragoman_controller.config import ControllerSettings, check, is_loopback
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8"])
+def test_loopback_needs_no_tls(host: str) -> None:
+    assert is_loopback(host)
+    check(ControllerSettings(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "controller.example"])
+def test_other_addresses_need_tls(host: str) -> None:
+    with pytest.raises(ValueError, match="--tls-certificate"):
+        check(ControllerSettings(host=host))
+    file = Path("x.pem")
+    check(ControllerSettings(host=host, tls_certificate=file, tls_key=file, tls_client_ca=file))
+
+
+def test_half_of_tls_is_refused() -> None:
+    with pytest.raises(ValueError, match="all three"):
+        check(ControllerSettings(tls_certificate=Path("x.pem"), tls_key=Path("y.pem")))
