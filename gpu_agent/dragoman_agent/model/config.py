@@ -44,7 +44,8 @@ class ModelConfig:
     rms_norm_eps: float
     tied_embeddings: bool
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
-    attention_bias: bool = False
+    attention_bias: bool = False  # on q, k and v
+    attention_output_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
     bos_token_id: int | None = None
@@ -57,9 +58,15 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of embedding, layers, norms and head (a tied head counted once)."""
+        """Parameters of embedding, layers, norms, biases and head (a tied head counted once)."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        if self.attention_bias:
+            attention += self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
+        if self.attention_output_bias:
+            attention += self.hidden_size
         mlp = 3 * self.hidden_size * self.intermediate_size
-        norms = 2 * self.hidden_size
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         heads = 1 if self.tied_embeddings else 2
-        return self.num_layers * (attention + mlp + norms) + heads * self.vocab_size * self.hidden_size + self.hidden_size
+        return (
+            self.num_layers * (attention + mlp + norms) + heads * self.vocab_size * self.hidden_size + self.hidden_size
+        )

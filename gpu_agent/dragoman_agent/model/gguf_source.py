@@ -14,6 +14,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.generation import GenerationDefaults, read_beside
 from dragoman_agent.model.gguf import GgufFile, GgufTensor
 from dragoman_agent.model.gguf_tokenizer import end_token_ids, tokenizer_files_from_gguf
+from dragoman_agent.model.layout import TensorLayout
 from dragoman_agent.model.metadata import Metadata
 from dragoman_agent.model.quant import FORMATS
 from dragoman_agent.model.registry import architecture_of, config_from_gguf, needed_tensors
@@ -49,6 +50,7 @@ class GgufSource:
         Raises ModelFileError when the file is not a model this agent knows.
         """
         self.path = path
+        self.random_seed: int | None = None
         self.name = name or path.stem
         self._file = GgufFile(path)
         self._architecture = architecture_of(self._file)
@@ -103,14 +105,17 @@ class GgufSource:
         """Canonical names of the tensors the model needs, in the order of the layers."""
         return list(needed_tensors(self.config))
 
+    def layout(self, name: str) -> TensorLayout:
+        """Dtype, shape and size of a tensor, from the header. Raises ModelFileError when absent."""
+        stored = self._tensor(name)
+        return TensorLayout(stored.dtype, (stored.num_rows, stored.shape[-1]), stored.num_bytes)
+
     def tensor(self, name: str) -> QuantTensor:
         """A tensor as stored, [rows, cols] (a vector is one row), q and k rows in half-split rotary order.
 
         The data is a read-only view of the file unless rows had to be reordered. Raises ModelFileError when absent.
         """
-        stored = self._file.tensors.get(self._stored.get(name, ""))
-        if stored is None:
-            raise self._file.fail(f"tensor {name!r} is missing", "the download is incomplete, fetch it again")
+        stored = self._tensor(name)
         data = self._file.data(stored.name)
         num_heads = self._interleaved_heads(name)
         if num_heads:
@@ -140,6 +145,12 @@ class GgufSource:
                 "use a model of a known architecture",
             )
         _ = self.tokenizer
+
+    def _tensor(self, name: str) -> GgufTensor:
+        stored = self._file.tensors.get(self._stored.get(name, ""))
+        if stored is None:
+            raise self._file.fail(f"tensor {name!r} is missing", "the download is incomplete, fetch it again")
+        return stored
 
     def _check_tensor(self, name: str, stored: GgufTensor, shape: tuple[int, ...]) -> None:
         if stored.shape != shape:

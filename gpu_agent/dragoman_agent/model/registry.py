@@ -123,6 +123,8 @@ def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         }
         if config.attention_bias:
             layer |= {"q_proj.bias": (q_rows,), "k_proj.bias": (kv_rows,), "v_proj.bias": (kv_rows,)}
+        if config.attention_output_bias:
+            layer["o_proj.bias"] = (hidden,)
         if config.qk_norm:
             layer |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
         needed |= {f"layers.{index}.{part}": shape for part, shape in layer.items()}

@@ -11,6 +11,9 @@ from dragoman_agent.model.embedded import EMBEDDED_NAME, KNOWN_MODELS, embedded_
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.generation import GenerationDefaults
 from dragoman_agent.model.gguf_source import GgufSource
+from dragoman_agent.model.layout import TensorLayout
+from dragoman_agent.model.random_source import PREFIX as RANDOM_PREFIX
+from dragoman_agent.model.random_source import RandomSource
 from dragoman_kernels.tensor import QuantTensor
 from dragoman_text.files import TokenizerFiles
 
@@ -25,6 +28,7 @@ class ModelSource(Protocol):
     name: str
     config: ModelConfig
     generation: GenerationDefaults
+    random_seed: int | None  # of generated weights, which a device may make by itself; None for real files
 
     @property
     def tokenizer(self) -> TokenizerFiles:
@@ -41,6 +45,9 @@ class ModelSource(Protocol):
     def tensor_names(self) -> list[str]:
         """Canonical names of the tensors the model needs."""
 
+    def layout(self, name: str) -> TensorLayout:
+        """Dtype, shape and size of a tensor without reading it."""
+
     def tensor(self, name: str) -> QuantTensor:
         """One tensor as stored, by canonical name."""
 
@@ -49,10 +56,12 @@ class ModelSource(Protocol):
 
 
 def open_model(spec: str, cache_dir: Path) -> ModelSource:
-    """Open a model by `embedded` (or its bare name), a GGUF file, or a directory that holds one.
+    """Open a model by `embedded` (or its bare name), `random:NAME`, a GGUF file, or a directory that holds one.
 
     Reads headers only. Raises ModelFileError: nothing there, several models, a damaged file, an unknown architecture.
     """
+    if spec.startswith(RANDOM_PREFIX):
+        return RandomSource(spec.removeprefix(RANDOM_PREFIX))
     if spec.lower() in KNOWN_MODELS:
         return GgufSource(embedded_path(cache_dir), EMBEDDED_NAME)
     path = Path(spec).expanduser()

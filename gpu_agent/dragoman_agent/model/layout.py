@@ -1,0 +1,14 @@
+"""What a stored tensor is, without its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """Dtype (GGUF type name), shape (rows, cols; a vector is one row) and size of a stored tensor."""
+
+    dtype: str
+    shape: tuple[int, int]
+    num_bytes: int
