@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import grpc
 import psutil
-
 from benchmarks.record import make_record, save
+
 from dragoman.channel import channel_options
 from dragoman.v1 import generation_service_pb2_grpc
 from dragoman.v1.generation_service_pb2 import AttachCredit, AttachRequest, AttachStart, GenerateRequest, StopCriteria
@@ -114,7 +114,9 @@ def main() -> None:
             f"rpc {sample.rpc:6.2f} us/token   engine {sample.engine:6.2f} us/token   "
             f"{sample.tokens_per_frame:5.1f} tokens/frame"
         )
-    print(f"median: rpc {statistics.median(sample.rpc for sample in samples):.2f} us/token at {options.streams} streams")
+    print(
+        f"median: rpc {statistics.median(sample.rpc for sample in samples):.2f} us/token at {options.streams} streams"
+    )
     if options.save:
         engine = statistics.median(sample.engine for sample in samples)
         record = make_record(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import cast
 
+from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2, generation_service_pb2, generation_service_pb2_grpc
 from dragoman_agent.engine.messages import Delta, Embedded, Failed, Finished, Start
@@ -44,6 +46,12 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         try:
             await context.write(generation_service_pb2.GenerateResponse(started=started))
             await self._pump(stream, start, context)
+        except asyncio.CancelledError:
+            if stream.failure is None:
+                raise
+            # Only the hanging write was given up, not the call: its status waits behind what the client has not read.
+            stream.handler.uncancel()
+            raise stream.failure from None
         finally:
             self._engine.cancel(start.request_id, detach=True)
 
@@ -97,7 +105,8 @@ class GenerateStream:
     def __init__(self) -> None:
         self._events: deque[Delta | Finished | Failed] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._handler = asyncio.current_task()
+        self.handler = cast("asyncio.Task[None]", asyncio.current_task())
+        self.failure: DragomanError | None = None  # why a write that hangs was given up
 
     def deliver(self, event: Event) -> None:
         """One event; merged with the last where it continues that."""
@@ -109,11 +118,16 @@ class GenerateStream:
                 self._events[-1] = merged
                 return
         self._events.append(event)
-        if isinstance(event, Failed) and event.reason == error_pb2.ERROR_REASON_CREDIT_TIMEOUT and self._handler:
-            # The handler hangs in a write that the client does not take.
-            asyncio.get_running_loop().call_later(LAST_WRITE_SECONDS, self._handler.cancel)
+        if isinstance(event, Failed) and event.reason == error_pb2.ERROR_REASON_CREDIT_TIMEOUT:
+            asyncio.get_running_loop().call_later(LAST_WRITE_SECONDS, self._give_up, event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _give_up(self, event: Failed) -> None:
+        """The client has taken nothing for a minute and its place is gone: end the call without its last message."""
+        if not self.handler.done():
+            self.failure = DragomanError(error_pb2.ERROR_REASON_CREDIT_TIMEOUT, event.message)
+            self.handler.cancel()
 
     async def next_batch(self) -> list[Delta | Finished | Failed]:
         """The events at hand, at least one."""

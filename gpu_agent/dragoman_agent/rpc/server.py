@@ -29,6 +29,8 @@ from dragoman.v1 import (
 )
 from dragoman_agent.startup import StartupError
 
+# A write must wait for the reader, since credit follows the writes: by default 64 KiB pile up here before one waits.
+_STREAM_OPTIONS = [("grpc.http2.write_buffer_size", 1024)]
 LIVENESS, READINESS = "liveness", "readiness"
 _GENERATION = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _EMBEDDING = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name
@@ -61,7 +63,7 @@ class AgentServer:
     """The listening server and its health."""
 
     def __init__(self, services: Services) -> None:
-        self._server = grpc.aio.server(options=server_options(), interceptors=[ErrorInterceptor()])
+        self._server = grpc.aio.server(options=[*server_options(), *_STREAM_OPTIONS], interceptors=[ErrorInterceptor()])
         self._health = health_aio.HealthServicer()
         self._ready: bool | None = None
         self._live: bool | None = None
