@@ -156,8 +156,10 @@ def test_with_the_embedded_model(up, embedded_model_path: Path) -> None:
     run.assert_nothing_left()
 
 
-def test_json_summary_and_sigterm(up) -> None:
-    run: Run = up("--device", "null", "--json-summary", "--served-model-name", "tiny", *FREE_PORTS)
+def test_json_summary_config_file_and_sigterm(up, tmp_path: Path) -> None:
+    config = tmp_path / "dragoman.toml"
+    config.write_text('[up]\ndevice = "null"\n[gateway]\napi_key = "secret"\n[agent]\nserved_model_name = ["tiny"]\n')
+    run: Run = up("--json-summary", "--config", str(config), *FREE_PORTS)
     run.wait_for("}\n", 60)
     summary = json.loads(run.out)
     assert (summary["model"], summary["device_kind"], summary["road"]) == ("tiny", "null", "null")
@@ -165,7 +167,14 @@ def test_json_summary_and_sigterm(up) -> None:
     assert summary["num_kv_tokens"] > 0
     for url in summary["metrics_urls"]:
         assert "dragoman_" in httpx.get(url).text
-    assert [model["id"] for model in httpx.get(f"{summary['http_url']}/v1/models").json()["data"]] == ["tiny"]
+    models = f"{summary['http_url']}/v1/models"
+    assert httpx.get(models).status_code == 401
+    listed = httpx.get(models, headers={"Authorization": "Bearer secret"}).json()["data"]
+    assert [model["id"] for model in listed] == ["tiny"]
+    assert "secret" not in run.out + run.err
+    pasted = ["bash", "-c", summary["curl"]]
+    done = subprocess.run(pasted, env={**os.environ, "DRAGOMAN_API_KEY": "secret"}, capture_output=True, text=True)
+    assert assert_stream(done.stdout)
     run.family()
     check_other_verbs(summary["controller"])
     run.process.send_signal(signal.SIGTERM)

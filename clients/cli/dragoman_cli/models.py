@@ -127,7 +127,7 @@ def _listed(cache: Path) -> list[dict[str, Any]]:
         for listing in found
     ]
     if all(listing.path != target for listing in found):
-        missing = {"model": f"embedded ({EMBEDDED_NAME})", "bytes": EMBEDDED_BYTES, "parameters": None}
+        missing: dict[str, Any] = {"model": f"embedded ({EMBEDDED_NAME})", "bytes": EMBEDDED_BYTES, "parameters": None}
         rows.insert(0, {**missing, "state": f"not fetched: {FETCH_COMMAND}", "path": str(target)})
     return rows
 

@@ -45,22 +45,24 @@ class Summary:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
-def build_curl(http_url: str, model: str) -> str:
-    """A command to paste that streams an answer."""
+def build_curl(http_url: str, model: str, *, with_key: bool = False) -> str:
+    """A command to paste that streams an answer. A key is named by its variable, never shown."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Hello! Who are you?"}],
         "max_tokens": 64,
         "stream": True,
     }
-    return f"curl -sN {http_url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    key = ' -H "Authorization: Bearer $DRAGOMAN_API_KEY"' if with_key else ""
+    data = shlex.quote(json.dumps(body))
+    return f"curl -sN {http_url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {data}"
 
 
-async def prove_token(host: str, port: int, model: str) -> str:
+async def prove_token(host: str, port: int, model: str, api_key: str = "") -> str:
     """Asks the gateway for one token until it comes, and returns its text. Raises Failure after 30 s or a final refusal."""
     deadline = time.monotonic() + _PROOF_SECONDS
     while True:
-        status, body = await asyncio.to_thread(_ask, host, port, model, deadline - time.monotonic())
+        status, body = await asyncio.to_thread(_ask, host, port, model, api_key, deadline - time.monotonic())
         if status == 200:
             usage = body.get("usage") or {}
             if usage.get("completion_tokens", 0) < 1:
@@ -73,11 +75,14 @@ async def prove_token(host: str, port: int, model: str) -> str:
         await asyncio.sleep(0.1)
 
 
-def _ask(host: str, port: int, model: str, timeout: float) -> tuple[int, dict[str, Any]]:
+def _ask(host: str, port: int, model: str, api_key: str, timeout: float) -> tuple[int, dict[str, Any]]:
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0}
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
     connection = http.client.HTTPConnection(host, port, timeout=max(timeout, 0.1))
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         answer = json.loads(response.read() or b"{}")
         return response.status, answer if isinstance(answer, dict) else {}

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dragoman_cli.config import Resolved, parse_with_origins
+from dragoman_cli.config import Resolved, parse_with_origins, read_file, resolve
 from dragoman_cli.failure import Failure, report, require_extras
 from dragoman_cli.loading import Loading
 from dragoman_cli.ports import check_port
@@ -175,8 +176,9 @@ class Up:
     async def _summary(self, addresses: Mapping[str, str], info: Mapping[str, Any]) -> Summary:
         facts = await read_facts(addresses["agent"])
         host, port = addresses["http"].rsplit(":", 1)
-        model = self._settings.served_model_name[0] if self._settings.served_model_name else facts["model"]
-        proof = asyncio.create_task(prove_token(host.strip("[]"), int(port), model))
+        model = str(info.get("model") or facts["model"])
+        key = gateway_key(self._resolved.path)
+        proof = asyncio.create_task(prove_token(host.strip("[]"), int(port), model, key))
         death = asyncio.create_task(self._supervisor.first_death())
         try:
             await asyncio.wait({proof, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -199,7 +201,7 @@ class Up:
             metrics_urls=tuple(f"http://{address}/metrics" for address in metrics if address),
             first_token=first_token,
             elapsed_seconds=round(time.monotonic() - self._began, 2),
-            curl=build_curl(url, model),
+            curl=build_curl(url, model, with_key=bool(key)),
         )
 
     def _child_environ(self) -> dict[str, str]:
@@ -215,6 +217,18 @@ class Up:
 
     def _say(self, text: str) -> None:
         self._loading.line(text)
+
+
+def gateway_key(config: Path | None) -> str:
+    """A key that the gateway takes, from its own settings; empty when it asks for none."""
+    from dragoman_gateway.config import GatewaySettings
+
+    file = read_file(config) if config else None
+    settings = resolve(GatewaySettings, {}, os.environ, file, section="gateway").settings
+    if settings.api_key or settings.api_key_file is None:
+        return settings.api_key
+    # The gateway itself has read this file before, and refuses one without a key.
+    return next(line.strip() for line in settings.api_key_file.read_text().splitlines() if line.strip())
 
 
 def show_box(summary: Summary) -> None:

@@ -1,0 +1,58 @@
+"""What is said of errors, and of parts that are not installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.errors import DragomanError
+from dragoman.v1 import error_pb2
+from dragoman_cli import failure
+from dragoman_cli.failure import Failure, missing_module, report, require_extras
+
+
+def test_a_missing_extra_names_the_module_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(failure.EXTRAS, "agent", ("json", "no_such_module_here"))
+    assert missing_module("agent") == "no_such_module_here"
+    with pytest.raises(Failure) as raised:
+        require_extras("agent", "controller", purpose="dragoman up")
+    assert raised.value.what == "dragoman up needs parts of Dragoman that are not installed: agent"
+    assert "no module no_such_module_here" in raised.value.why
+    assert raised.value.remedy.endswith("-m pip install 'dragoman[agent]'")
+
+
+def test_extras_name_modules_that_exist_where_all_is_installed() -> None:
+    require_extras("agent", "controller", "gateway", purpose="this test")
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (Failure("a", "b", "c"), "error: a\n  why: b\n  do:  c\n"),
+        (Failure("a"), "error: a\n"),
+        (
+            DragomanError(error_pb2.ERROR_REASON_QUEUE_FULL, "the queue is full; wait"),
+            "error: the queue is full; wait\n",
+        ),
+        (FileNotFoundError(2, "No such file", "x"), "error: [Errno 2] No such file: 'x'\n"),
+        (
+            ZeroDivisionError("x"),
+            "error: an unexpected ZeroDivisionError: x\n  why: this is a fault of Dragoman\n"
+            "  do:  run it again with -v to see where, and report that\n",
+        ),
+    ],
+)
+def test_errors_are_words(
+    error: Exception, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DRAGOMAN_DEBUG", raising=False)
+    assert report(error) == 1
+    assert capsys.readouterr().err == shown
+
+
+def test_a_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_DEBUG", "1")
+    try:
+        raise Failure("a", exit_code=3)
+    except Failure as error:
+        assert report(error) == 3
+    assert "Traceback" in capsys.readouterr().err
