@@ -309,6 +309,16 @@ class Api:
             time.sleep(0.05)
         raise AssertionError(f"still busy: {self.load()}")
 
+    def wait_busy(self, num_requests: int, seconds: float = 5.0) -> None:
+        """Returns when the agents have told the controller of so many requests."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            load = self.load()
+            if load["running_requests"] + load["waiting_requests"] >= num_requests:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"not busy: {self.load()}")
+
     def canary(self) -> dict[str, Any]:
         """A fixed request; equal before and after a case that did no harm."""
         answer = self.complete("canary", max_tokens=8, temperature=0, logprobs=1, return_token_ids=True)

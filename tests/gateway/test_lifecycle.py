@@ -62,7 +62,7 @@ def test_b22_leaving_during_prefill_frees_the_engine(slow: Any, how: str, stream
     connections = [
         connect(slow.url, {"prompt": long_prompt(), "stream": stream, "max_tokens": 5000}) for _ in range(num_clients)
     ]
-    time.sleep(0.3)
+    slow.wait_busy(num_clients)
     for connection in connections:
         leave(connection, how)
     start = time.monotonic()
@@ -81,6 +81,7 @@ def test_b22_leaving_in_the_middle_of_a_stream(slow: Any) -> None:
     before = slow.metric("dragoman_gateway_requests_total", route="completions", outcome="cancelled")
     connection = connect(slow.url, {"prompt": "x", "stream": True, "max_tokens": 5000, "ignore_eos": True})
     assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+    slow.wait_busy(1)
     connection.close()
     slow.wait_idle(seconds=4)
     assert slow.metric("dragoman_gateway_requests_total", route="completions", outcome="cancelled") == before + 1

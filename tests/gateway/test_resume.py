@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.gateway.conftest import Stack, joined_text, parse_events, running_stack, wait_until_ready
 
 PATH = "/v1/completions"
@@ -77,14 +76,15 @@ def test_a_stream_survives_the_loss_of_its_agent(pair: Stack, extra: dict[str, A
 def test_a_whole_answer_survives_too(pair: Stack) -> None:
     import threading
 
-    undisturbed = httpx.post(f"{pair.url}{PATH}", json=BODY, timeout=30)
+    body = {**BODY, "max_tokens": 600}
+    undisturbed = httpx.post(f"{pair.url}{PATH}", json=body, timeout=60)
     replies: list[httpx.Response] = []
     request = threading.Thread(
-        target=lambda: replies.append(httpx.post(f"{pair.url}{PATH}", json=BODY, timeout=30)), daemon=True
+        target=lambda: replies.append(httpx.post(f"{pair.url}{PATH}", json=body, timeout=60)), daemon=True
     )
     busy: list[str] = []
     request.start()
-    while not busy:
+    while not busy and request.is_alive():
         agents = httpx.get(f"{pair.url}/v1/server/info").json()["agents"]
         busy = [agent["agent_id"] for agent in agents if agent["running_requests"]]
     lose(pair, busy[0])

@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_SECONDS = 0.1
 _MAX_RETRY_SECONDS = 2.0
+_LIST_SECONDS = 2.0
 _USABLE = (
     agent_pb2.AGENT_STATE_SERVING,
     agent_pb2.AGENT_STATE_SUSPECT,
@@ -60,6 +61,11 @@ class Fleet:
             self._on_change(member)
         for agent_id in change.removed_agent_ids:
             self.members.pop(agent_id, None)
+
+    async def current(self) -> list[Member]:
+        """The members with their load as the controller knows it now. Raises AioRpcError when it does not answer."""
+        answer = await self._stub.ListAgents(fleet_service_pb2.ListAgentsRequest(), timeout=_LIST_SECONDS)
+        return list(answer.members)
 
     def served(self) -> Iterator[tuple[Member, agent_pb2.ServedModel]]:
         """Every (member, model) of the fleet, agents that take requests first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -64,6 +65,10 @@ async def metrics(request: Request, backend: Backend) -> Response:
 async def server_info(request: Request, backend: Backend) -> Response:
     """GET /v1/server/info: version, limits, and each agent with its devices, models and load."""
     settings = backend.settings
+    try:
+        members = await backend.fleet.current()
+    except grpc.aio.AioRpcError:
+        members = list(backend.fleet.members.values())  # as last heard; "connected" says so
     return json_reply(
         {
             "version": VERSION,
@@ -75,7 +80,7 @@ async def server_info(request: Request, backend: Backend) -> Response:
                 "body_timeout_seconds": settings.body_timeout,
                 "ping_seconds": settings.ping_interval,
             },
-            "agents": [_agent_entry(member) for member in backend.fleet.members.values()],
+            "agents": [_agent_entry(member) for member in members],
         }
     )
 
