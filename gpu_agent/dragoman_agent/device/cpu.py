@@ -22,7 +22,7 @@ from dragoman_agent.device.base import (
     StepBatch,
     StepResult,
 )
-from dragoman_agent.device.cpu_road import TORCH_FLOAT32, choose_cpu_road
+from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32, choose_cpu_road
 from dragoman_agent.engine.host_sampler import HostSampled, HostSampler
 from dragoman_agent.model.embedded import default_cache_dir
 from dragoman_kernels.cpu.build import KernelBuildError
@@ -70,6 +70,10 @@ class CpuDevice:
         """See Device. When the kernels do not build, the torch road is taken and the reason is logged and in `info`."""
         if self._work is not None:
             raise DeviceError("A model is already loaded on this device; open another device for another model.")
+        if plan.road not in KV_DTYPES:
+            raise DeviceError(
+                f"The plan's road {plan.road!r} is not one the CPU has ({', '.join(KV_DTYPES)}); plan again."
+            )
         started = time.monotonic()
         progress(LoadProgress("open", 0, 1, "steps"))
         try:

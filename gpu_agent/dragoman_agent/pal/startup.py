@@ -27,9 +27,7 @@ class PalResult:
     reason: str
 
 
-def start_on_device(
-    model: ModelSource, requested: str, dtype: str, limits: Limits, cache_dir: Path
-) -> PalResult:
+def start_on_device(model: ModelSource, requested: str, dtype: str, limits: Limits, cache_dir: Path) -> PalResult:
     """Choose a device for `model`, profile it and plan. Raises NoDeviceError or PlanError."""
     from dragoman_agent.device.cpu import choose_cpu_road
 
@@ -40,7 +38,7 @@ def start_on_device(
     log = DecisionLog()
     log.record(Decision("device", chosen.device.facts.name, chosen.reason))
     profile, _ = profile_device(chosen.device, cache_dir)
-    plan, decisions = plan_cpu(profile, model.config, choose_cpu_road(model, dtype), limits)
+    plan, decisions = plan_cpu(profile, model.config, choose_cpu_road(model, dtype, cache_dir), limits)
     for decision in decisions:
         log.record(decision)
     view = HardwareView(profile, selection, plan, log)
@@ -52,5 +50,7 @@ def start_on_null(plan: Plan) -> PalResult:
     facts = DeviceFacts("null", 0, "null device", "none", 0, "null")
     profile = Profile("null", facts, fingerprint(["null"]), now())
     log = DecisionLog()
-    log.record(Decision("device", facts.name, "--device null was asked for: it computes nothing and keeps every contract"))
+    log.record(
+        Decision("device", facts.name, "--device null was asked for: it computes nothing and keeps every contract")
+    )
     return PalResult(plan, HardwareView(profile, None, plan, log), log, facts.name, "--device null was asked for")

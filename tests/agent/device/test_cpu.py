@@ -279,6 +279,11 @@ def test_life_of_a_device(
         device.submit(batch)
 
 
+def test_a_road_the_cpu_does_not_have_is_refused(random_model: Any, make_plan: Any) -> None:
+    with pytest.raises(DeviceError, match="The plan's road 'null' is not one the CPU has"):
+        CpuDevice().load(random_model("llama"), make_plan(random_model("llama"), "null"), ignore)
+
+
 def test_an_incomplete_model_is_refused(road: str, random_model: Any, make_plan: Any) -> None:
     model = random_model("llama")
     tensors = dict(model.tensors)
