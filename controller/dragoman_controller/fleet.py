@@ -19,6 +19,8 @@ from dragoman_controller.tickets import MAX_AGENT_ID_BYTES
 SUSPECT_SECONDS = 3.0
 DEAD_SECONDS = 6.0
 REMOVE_SECONDS = 15.0
+# The timer ticks every 50 ms; when it comes this late it is the controller that was away.
+STALL_SECONDS = 1.0
 _MAX_FENCED_EPOCHS = 16
 _MAX_FENCED_AGENTS = 4096
 
@@ -104,6 +106,8 @@ class Member:
     connected: bool = True
     draining: bool = False
     confirmed_key_ids: tuple[int, ...] = ()
+    unheard_seconds: float = 0.0
+    """Time since its last beat in which the controller itself did not run, and could hear nobody."""
 
     @property
     def agent_id(self) -> str:
@@ -116,7 +120,7 @@ class Member:
 
     def silence_seconds(self, now: float) -> float:
         """Time since the last sign that its engine steps. A serving agent whose engine is stuck counts as silent."""
-        silence = now - self.heard_at
+        silence = now - self.heard_at - self.unheard_seconds
         if self.reported in (AgentState.SERVING, AgentState.DRAINING):
             silence += self.load.step_age_seconds
         return silence
@@ -150,6 +154,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._by_lease: dict[str, Member] = {}
         self._fenced: dict[str, deque[int]] = {}
+        self._ticked_at: float | None = None
 
     def __len__(self) -> int:
         return len(self._members)
@@ -187,7 +192,7 @@ class Fleet:
             self._by_lease[present.lease_id] = present
         else:
             present.spec, present.heard_at, present.agent_monotonic_ms = spec, now, agent_monotonic_ms
-            present.connected = True
+            present.connected, present.unheard_seconds = True, 0.0
         present.state = observed_state(present, now)
         self._on_change(Change(present))
         return present
@@ -208,7 +213,7 @@ class Fleet:
     def beat(self, member: Member, reported: AgentState, load: Load, agent_monotonic_ms: int, now: float) -> None:
         """Takes one beat of a member."""
         member.heard_at, member.agent_monotonic_ms = now, agent_monotonic_ms
-        member.reported, member.load, member.connected = reported, load, True
+        member.reported, member.load, member.connected, member.unheard_seconds = reported, load, True, 0.0
         self._observe(member, now)
 
     def disconnect(self, member: Member, now: float) -> None:
@@ -229,9 +234,17 @@ class Fleet:
             self._remove(member)
 
     def tick(self, now: float) -> None:
-        """Lets silence take effect: suspect, dead, removed."""
+        """Lets silence take effect: suspect, dead, removed.
+
+        A gap between two ticks is time in which this process was stopped or the machine slept: beats may lie unread,
+        so it is not held against the agents.
+        """
+        gap = now - self._ticked_at if self._ticked_at is not None else 0.0
+        self._ticked_at = now
         for member in list(self._members.values()):
-            if now - member.heard_at >= REMOVE_SECONDS:
+            if gap >= STALL_SECONDS:
+                member.unheard_seconds += min(gap, now - member.heard_at)
+            if now - member.heard_at - member.unheard_seconds >= REMOVE_SECONDS:
                 self._remove(member)
             else:
                 self._observe(member, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from dragoman_controller.views import ServiceTimes, plan_of, view_of
 _OTHER_PLAN = "a stream goes on where plan and architecture are those it began with"
 _MAX_KNOWN_MODELS = 1024
 _MAX_KNOWN_PLANS = 4096
+_RATE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Placer:
         self._minter, self._placements, self._clock, self._rng = minter, placements, clock, rng
         self.service_times = ServiceTimes()
         self._models: dict[str, Candidates] = {}
+        # Read for each request that waits or is turned away: a flood of them must not cost a look at every agent.
+        self._rates: dict[str, tuple[float, float]] = {}
         # Outlives the agent: its streams are resumed when it is gone.
         self._plans: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
@@ -99,6 +103,14 @@ class Placer:
 
     def completions_per_second(self, model: str) -> float:
         """Requests of mean length that the live agents of the model end in a second when they are full."""
+        now = self._clock()
+        made_at, rate = self._rates.get(model, (-math.inf, 0.0))
+        if now - made_at >= _RATE_SECONDS:
+            rate = self._completions_per_second(model)
+            self._rates[model] = now, rate
+        return rate
+
+    def _completions_per_second(self, model: str) -> float:
         candidates = self._models.get(model)
         rate = 0.0
         for view in candidates.views if candidates else ():
@@ -195,6 +207,7 @@ class Placer:
             gone = next((known for known, candidates in self._models.items() if not candidates.views), None)
             if gone is not None:
                 del self._models[gone]
+                self._rates.pop(gone, None)
         candidates = self._models[name] = Candidates()
         return candidates
 

@@ -284,3 +284,9 @@ def bench() -> Bench:
 def bench_of() -> type[Bench]:
     """Makes a cell under a policy."""
     return Bench
+
+
+@pytest.fixture
+def agent_messages() -> Callable[..., agent_pb2.Agent]:
+    """Makes agents as they register."""
+    return agent_message
