@@ -8,7 +8,6 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,11 @@ import pytest
 from dragoman_cli.failure import Failure
 from dragoman_cli.supervisor import STOP_SECONDS, Child, Supervisor
 
-Start = Callable[[str], "asyncio.Future[Child]"]
+
+def with_path(folder: Path) -> dict[str, str]:
+    """Our environment, with the modules of a folder importable."""
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class Bench:
@@ -31,7 +34,7 @@ class Bench:
     async def start(self, body: str) -> Child:
         module = f"child_{len(self.supervisor.children)}"
         (self.folder / f"{module}.py").write_text("import sys, time, os\ndef main():\n" + textwrap.indent(body, "    "))
-        return await self.supervisor.start("agent", module, [], {**os.environ, "PYTHONPATH": str(self.folder)})
+        return await self.supervisor.start("agent", module, [], with_path(self.folder))
 
 
 @pytest.fixture
@@ -136,7 +139,7 @@ async def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "asyncio.run(run())\n"
     )
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE, env=with_path(tmp_path)
     )
     assert process.stdout is not None
     orphan = psutil.Process(int(await process.stdout.readline()))

@@ -53,7 +53,8 @@ class Loading:
         amount = _amount(done, total, unit)
         if self._bars is not None:
             if phase not in self._tasks:
-                self._tasks[phase] = self._bars.add_task(name, total=total or None, amount=amount)
+                self._finish_earlier()
+                self._tasks[phase] = self._bars.add_task(name, total=total or None, amount=amount, unit=unit)
             self._bars.update(self._tasks[phase], completed=done, total=total or None, amount=amount)
             return
         now = time.monotonic()
@@ -62,6 +63,14 @@ class Loading:
         if finished or now - last_time >= _LINE_SECONDS:
             self._last[phase] = (now, done)
             self.line(f"{name}: {amount}")
+
+    def _finish_earlier(self) -> None:
+        """A phase that gave way to the next is over, although nobody said so."""
+        assert self._bars is not None
+        for task in self._bars.tasks:
+            if task.total and task.completed < task.total:
+                amount = _amount(int(task.total), int(task.total), str(task.fields["unit"]))
+                self._bars.update(task.id, completed=task.total, amount=amount)
 
     def event(self, event: Mapping[str, Any]) -> None:
         """A "progress" event of an agent."""
