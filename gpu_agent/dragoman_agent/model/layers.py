@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from dragoman_agent.device.base import StepBatch
+from dragoman_agent.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +54,50 @@ class StepTensors:
     last_rows: Tensor  # int64: last query row of each sampled sequence, then of each pooled one
 
 
-class Ops(Protocol):
+class StepLike(Protocol):
+    """What the model itself reads of a step; the rest is between a device and its operations."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[num_tokens]"""
+
+    @property
+    def last_rows(self) -> Tensor | None:
+        """Rows whose hidden state is wanted; None when it is all of them."""
+
+
+Step = TypeVar("Step", bound=StepLike)
+_Step = TypeVar("_Step", bound=StepLike, contravariant=True)
+
+
+class Ops(Protocol[_Step]):
     """The operations a device may replace. x is [num_tokens, hidden_size] in the model's dtype."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / rms(x) * weight over the last dimension, the mean square in fp32 (arXiv 1910.07467)."""
 
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The norm of x + residual, and that sum; `residual` may be overwritten."""
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x @ weight.T + bias."""
-
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Half-split rotary embedding of x [num_tokens, num_heads, head_dim]."""
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of [num_tokens, 2 * intermediate_size]."""
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: PagedCache, layer: int, step: StepTensors, scale: float
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        cache: PagedCache,
+        layer: int,
+        step: _Step,
+        config: ModelConfig,
     ) -> Tensor:
-        """Write k, v [num_tokens, num_kv_heads, head_dim] to the cache, then attend with q [num_tokens, num_heads, head_dim].
+        """Norm and rotate q and k, write K and V to the cache, attend.
 
-        Returns [num_tokens, num_heads * head_dim].
+        `qkv` [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; returns [num_tokens, num_heads * head_dim].
         """
 
 
@@ -85,12 +109,17 @@ class TorchOps:
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See Ops."""
+        total = residual + x
+        return self.rms_norm(total, weight, eps), total
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Ops."""
         return functional.linear(x, weight, bias)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """See Ops."""
+        """Half-split rotary embedding of x [num_tokens, num_heads, head_dim]."""
         first, second = x.float().chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -100,24 +129,38 @@ class TorchOps:
         return functional.silu(gate) * up
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: PagedCache, layer: int, step: StepTensors, scale: float
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        cache: PagedCache,
+        layer: int,
+        step: StepTensors,
+        config: ModelConfig,
     ) -> Tensor:
         """See Ops. One sequence at a time: its neighbours cannot touch its sums."""
+        heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        mixed = qkv.view(-1, heads + 2 * num_kv_heads, head_dim)
+        q, k, v = mixed[:, :heads], mixed[:, heads : heads + num_kv_heads], mixed[:, heads + num_kv_heads :]
+        if q_norm is not None and k_norm is not None:
+            q, k = self.rms_norm(q, q_norm, config.rms_norm_eps), self.rms_norm(k, k_norm, config.rms_norm_eps)
+        q, k = self.rotate(q, step.cos, step.sin), self.rotate(k, step.cos, step.sin)
         keys, values = cache.keys[layer], cache.values[layer]
         keys[step.slot_blocks, :, step.slot_offsets] = k
         values[step.slot_blocks, :, step.slot_offsets] = v
-        num_kv_heads, head_dim = k.shape[1], k.shape[2]
-        group = q.shape[1] // num_kv_heads
+        group = heads // num_kv_heads
         outputs = []
         for sequence in step.sequences:
             num_queries = sequence.end - sequence.start
             context_k = self._context(keys, sequence)
             context_v = self._context(values, sequence)
             # The query heads that share a KV head become rows of one head, so K and V are never repeated.
-            rows = q[sequence.start : sequence.end].view(num_queries, num_kv_heads, group, head_dim)
+            rows = q[sequence.start : sequence.end].reshape(num_queries, num_kv_heads, group, head_dim)
             rows = rows.permute(1, 2, 0, 3).reshape(1, num_kv_heads, group * num_queries, head_dim)
             mask = None if sequence.mask is None else sequence.mask.repeat(group, 1)
-            out = functional.scaled_dot_product_attention(rows, context_k, context_v, attn_mask=mask, scale=scale)
+            out = functional.scaled_dot_product_attention(
+                rows, context_k, context_v, attn_mask=mask, scale=head_dim**-0.5
+            )
             out = out.view(num_kv_heads, group, num_queries, head_dim).permute(2, 0, 1, 3)
             outputs.append(out.reshape(num_queries, num_kv_heads * group * head_dim))
         return torch.cat(outputs)

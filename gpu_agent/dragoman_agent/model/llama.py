@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.model.layers import Ops, PagedCache, StepTensors
+from dragoman_agent.model.layers import Ops, PagedCache, Step
 
 TensorFn = Callable[[str], Tensor | None]
 
@@ -85,32 +86,24 @@ def assemble(config: ModelConfig, tensor: TensorFn) -> LlamaWeights:
     )
 
 
-def forward(config: ModelConfig, weights: LlamaWeights, cache: PagedCache, step: StepTensors, ops: Ops) -> Tensor:
-    """Hidden states after the final norm of `step.last_rows`, [num_rows, hidden_size]; writes the step's K and V."""
+def forward(config: ModelConfig, weights: LlamaWeights, cache: PagedCache, step: Step, ops: Ops[Step]) -> Tensor:
+    """Hidden states after the final norm of the step's last rows, [num_rows, hidden_size]; writes the step's K and V."""
     eps = config.rms_norm_eps
-    residual = weights.embedding[step.token_ids]
+    residual = functional.embedding(step.token_ids, weights.embedding)
+    x = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
     for index, layer in enumerate(weights.layers):
-        x = ops.rms_norm(residual, layer.input_norm, eps)
-        residual = residual + _attention(config, layer, cache, step, ops, index, x)
-        x = ops.rms_norm(residual, layer.post_attention_norm, eps)
-        residual = residual + ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up, None)), layer.down, None)
-    return ops.rms_norm(residual[step.last_rows], weights.norm, eps)
+        qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+        attended = ops.attention(qkv, layer.q_norm, layer.k_norm, cache, index, step, config)
+        x = ops.linear(attended, layer.out, layer.out_bias)
+        x, residual = ops.add_rms_norm(x, residual, layer.post_attention_norm, eps)
+        x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up, None)), layer.down, None)
+        if index + 1 < config.num_layers:
+            x, residual = ops.add_rms_norm(x, residual, weights.layers[index + 1].input_norm, eps)
+    if step.last_rows is not None:
+        x, residual = x[step.last_rows], residual[step.last_rows]
+    return ops.add_rms_norm(x, residual, weights.norm, eps)[0]
 
 
-def logits(weights: LlamaWeights, hidden: Tensor, ops: Ops) -> Tensor:
+def logits(weights: LlamaWeights, hidden: Tensor, ops: Ops[Step]) -> Tensor:
     """float32 [num_rows, vocab_size] of hidden states [num_rows, hidden_size]."""
     return ops.linear(hidden, weights.head, None).float()
-
-
-def _attention(
-    config: ModelConfig, layer: LayerWeights, cache: PagedCache, step: StepTensors, ops: Ops, index: int, x: Tensor
-) -> Tensor:
-    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-    mixed = ops.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, head_dim)
-    q, k, v = mixed[:, :heads], mixed[:, heads : heads + kv_heads], mixed[:, heads + kv_heads :]
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-        k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-    q, k = ops.rotate(q, step.cos, step.sin), ops.rotate(k, step.cos, step.sin)
-    attended = ops.attention(q, k, v, cache, index, step, head_dim**-0.5)
-    return ops.linear(attended, layer.out, layer.out_bias)
