@@ -116,19 +116,19 @@ def test_s24_pings_are_comments_and_can_be_switched_off(slow_stack: Any, slow: A
 
 
 def test_s29_a_reader_that_stops_is_bounded_and_dropped(extra_gateway: Callable[..., str]) -> None:
-    url = extra_gateway("--write-timeout", "1.5")
+    url = extra_gateway("--write-timeout", "4")
     body = {"prompt": "A", "stream": True, "max_tokens": 30_000, "ignore_eos": True}
     connection = connect(url, body, receive_buffer=4096)
     assert connection.recv(1024)
     neighbour = httpx.post(f"{url}{PATH}", json={"prompt": "A", "max_tokens": 50}, timeout=5)
     assert neighbour.status_code == 200
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + 12
     cancelled = 'dragoman_gateway_requests_total{outcome="cancelled",route="completions"} 1.0'
     while cancelled not in (metrics := httpx.get(f"{url}/metrics").text) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert cancelled in metrics
     tokens = next(line for line in metrics.splitlines() if line.startswith("dragoman_gateway_output_tokens_total "))
-    assert float(tokens.split()[1]) < 6_000
+    assert 1_000 < float(tokens.split()[1]) < 4_500
     connection.close()
 
 
