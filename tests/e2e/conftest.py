@@ -29,7 +29,7 @@ def embedded_plan(road: str) -> Plan:
         max_batch_tokens=128,
         max_num_seqs=64,
         max_num_waiting=64,
-        num_threads=2,
+        num_threads=1 if road == TORCH_FLOAT32 else 2,
         road=road,
         kv_dtype=KV_DTYPES[road],
         memory=(),

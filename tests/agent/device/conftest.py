@@ -92,6 +92,7 @@ def make_random_model(
 ) -> RandomModel:
     """A random model of `architecture`; `rope` are transformers' rope parameters."""
     sizes = SIZES | changes
+    torch.set_num_threads(1)
     torch.manual_seed(11)
     config_type = {
         "llama": transformers.LlamaConfig,
@@ -179,7 +180,7 @@ def make_plan() -> Callable[..., Plan]:
             "max_batch_tokens": 256,
             "max_num_seqs": 64,
             "max_num_waiting": 64,
-            "num_threads": 2,
+            "num_threads": 1,  # the models are tiny: a second thread would only be waited for
             "road": road,
             "kv_dtype": "float16" if road == "native-int8" else "float32",
             "memory": (),

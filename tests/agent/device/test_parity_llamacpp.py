@@ -34,7 +34,7 @@ def forced(
     model = open_model("embedded", default_cache_dir(os.environ))
     found = {}
     for name in (NATIVE_INT8, NATIVE_FLOAT32):
-        plan = make_plan(model, name, num_blocks=400)
+        plan = make_plan(model, name, num_blocks=400, num_threads=2)
         road = NativeRoad(model, plan, default_cache_dir(os.environ), lambda _: None)
         layout, sequences = pages(plan), [new_sequence([]) for _ in texts]
         rows: list[list[tuple[float, ...]]] = [[] for _ in texts]
