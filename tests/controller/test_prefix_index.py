@@ -98,6 +98,16 @@ def test_after_a_gap_only_a_snapshot_is_taken_and_it_is_asked_for_once() -> None
     assert index.held_by("a") == {8}
 
 
+def test_a_message_that_was_taken_already_changes_nothing_and_asks_for_nothing() -> None:
+    index = PrefixIndex()
+    index.apply("a", 1, 1, (1, 2), ())
+    index.apply("a", 1, 2, (3,), (1,))
+    assert index.apply("a", 1, 1, (1, 2), ()) == (2, False)
+    assert index.apply("a", 1, 2, (), (), snapshot=True) == (2, False)
+    assert index.held_by("a") == {2, 3}
+    assert index.apply("a", 1, 3, (4,), ()) == (3, False)
+
+
 def test_lookup_finds_the_longest_prefix_of_each_agent() -> None:
     index = PrefixIndex()
     index.apply("all", 1, 1, (10, 20, 30), ())

@@ -46,9 +46,12 @@ def test_one_token_teaches_nothing_about_the_time_per_token() -> None:
     assert [one.quantity for one in judged] == ["time_to_first_token", "finish"]
 
 
-@given(st.lists(st.floats(0.01, 100), max_size=600))
-@settings(max_examples=50, deadline=None)
-def test_quantiles_are_those_of_the_latest_256_ratios(ratios: list[float]) -> None:
+@given(count=st.integers(0, 700), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_quantiles_are_those_of_the_latest_256_ratios(count: int, seed: int) -> None:
+    rng = Random(seed)
+    # They drift, so that an old one that stays would show.
+    ratios = [rng.lognormvariate(number / 200, 0.5) for number in range(count)]
     errors = ErrorRatios()
     for ratio in ratios:
         errors.add(ratio)
