@@ -28,11 +28,23 @@ from dragoman.v1 import (
     ticket_pb2,
 )
 from dragoman.v1.admission_service_pb2 import AcquireTicketRequest, AcquireTicketResponse
-from dragoman.v1.agent_registry_service_pb2 import PublishKvEventsRequest
+from dragoman.v1.agent_registry_service_pb2 import (
+    HINT_OUTCOME_REFUSED,
+    Command,
+    Drain,
+    PrefetchPrefix,
+    PublishKvEventsRequest,
+    RequestOutcome,
+    RevokeRequest,
+    RotateKeys,
+    TicketKey,
+)
 from dragoman.v1.generation_service_pb2 import GenerateRequest, GenerateResponse, StopCriteria
 from dragoman_agent.kv_journal import KvFeed, KvJournal
+from dragoman_agent.registration import AgentPart, ControllerLink
 
 StartAgent = Callable[..., Any]
+PREFIX = "cache me " * 40
 COMMAND = (sys.executable, "-P", "-m", "dragoman_controller.main")
 
 
@@ -197,8 +209,9 @@ async def test_controller_restart_hurts_no_stream_and_is_rejoined(start_agent: S
     agent = member(start_agent, first, flags=("--null-speed", "1"))
     async with grpc.aio.insecure_channel(first.address, options=channel_options()) as channel:
         await until(channel, serving(1))
-        request_id, granted = await acquire(channel, "long", max_tokens=1500)
-    running = asyncio.create_task(generate(agent, request_id, granted.ticket.token, "long", max_tokens=1500))
+        request_id, granted = await acquire(channel, PREFIX, max_tokens=1500)
+        model_digest = (await agents(channel))[0].agent.models[0].model_digest
+    running = asyncio.create_task(generate(agent, request_id, granted.ticket.token, PREFIX, max_tokens=1500))
     await asyncio.sleep(0.2)
     first.kill()
     second = Controller(port)
@@ -206,6 +219,7 @@ async def test_controller_restart_hurts_no_stream_and_is_rejoined(start_agent: S
         assert (await running)[-1].finished.usage.output_tokens == 1500
         async with grpc.aio.insecure_channel(second.address, options=channel_options()) as channel:
             await until(channel, serving(1))
+            await until_cached(channel, model_digest)
             request_id, granted = await acquire(channel, "again")
         assert (await generate(agent, request_id, granted.ticket.token, "again"))[-1].HasField("finished")
     finally:
@@ -236,28 +250,85 @@ async def test_cached_prefix_reaches_the_controller(
 ) -> None:
     agent = member(start_agent, controller)
     (status,) = await until(to_controller, serving(1))
-    text = "cache me " * 40
-    request_id, granted = await acquire(to_controller, text)
-    await generate(agent, request_id, granted.ticket.token, text)
-    root = root_hash(status.agent.models[0].model_digest)
-    hashes = [wire_hash(full) for full in prefix_hashes(root, list(text.encode()))]
-    assert len(hashes) == 5
-    deadline = time.monotonic() + 5
-    while True:
-        response = await admission_service_pb2_grpc.AdmissionServiceStub(to_controller).AcquireTicket(
+    request_id, granted = await acquire(to_controller, PREFIX)
+    await generate(agent, request_id, granted.ticket.token, PREFIX)
+    await until_cached(to_controller, status.agent.models[0].model_digest)
+
+
+async def until_cached(channel: grpc.aio.Channel, model_digest: bytes) -> None:
+    """Until the controller expects the five units of PREFIX at the agent."""
+    units = [wire_hash(full) for full in prefix_hashes(root_hash(model_digest), list(PREFIX.encode()))]
+    assert len(units) == 5
+    for _ in range(100):
+        response = await admission_service_pb2_grpc.AdmissionServiceStub(channel).AcquireTicket(
             AcquireTicketRequest(
                 request_id=str(uuid.uuid4()),
                 model="null",
-                prompt_tokens=len(text),
-                block_hashes=hashes,
+                prompt_tokens=len(PREFIX),
+                block_hashes=units,
                 max_output_tokens=1,
-                prompt_digest=hashlib.sha256(text.encode()).digest(),
+                prompt_digest=hashlib.sha256(PREFIX.encode()).digest(),
             )
         )
         if response.ticket.expected_cached_tokens == 320:
             return
-        assert time.monotonic() < deadline, response
         await asyncio.sleep(0.05)
+    raise AssertionError(response)
+
+
+class Recorder:
+    """The agent's side of a link, as it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def part(self) -> AgentPart:
+        def record(name: str, answer: Any = None) -> Callable[..., Any]:
+            return lambda *values: self.calls.append((name, *values)) or answer
+
+        return AgentPart(
+            describe=agent_pb2.Agent,
+            epoch=5,
+            monotonic_ms=lambda: 77,
+            state=lambda: agent_pb2.AGENT_STATE_SERVING,
+            load=agent_pb2.AgentLoad,
+            set_keys=record("keys"),
+            drain=record("drain"),
+            revoke=record("revoke", True),
+            count_hint=record("hint"),
+            journal=KvJournal(),
+        )
+
+
+def test_commands_are_obeyed_once_and_answered_each_time() -> None:
+    recorder = Recorder()
+    link = ControllerLink("here", recorder.part())
+    drain = Command(command_id="1", drain=Drain())
+    drain.drain.grace_period.FromMilliseconds(1500)
+    commands = [
+        drain,
+        Command(command_id="2", revoke_request=RevokeRequest(jti=b"j")),
+        Command(command_id="3", rotate_keys=RotateKeys(keys=[TicketKey(key_id=4, key=b"k" * 32)])),
+        Command(command_id="4", prefetch_prefix=PrefetchPrefix(model="null", block_hashes=[1])),
+        Command(command_id="5"),
+    ]
+    for command in [*commands, *commands]:
+        link._obey(command)
+    assert recorder.calls == [("drain", 1.5), ("revoke", b"j"), ("keys", "here", {4: b"k" * 32}), ("hint", "refused")]
+    beat = link._beat()
+    assert [(result.command_id, result.code) for result in beat.command_results] == [
+        ("1", 0), ("2", 0), ("3", 0), ("4", 0), ("5", 12), ("1", 0), ("2", 0), ("3", 0), ("4", 0), ("5", 12),
+    ]  # fmt: skip
+    assert beat.command_results[3].hint_outcome == HINT_OUTCOME_REFUSED
+    assert (beat.epoch, beat.agent_monotonic_ms, beat.state) == (5, 77, agent_pb2.AGENT_STATE_SERVING)
+    assert not link._beat().command_results
+
+
+def test_outcomes_leave_with_the_next_beat_once() -> None:
+    link = ControllerLink("here", Recorder().part())
+    link.outcomes.append(RequestOutcome(jti=b"a", output_tokens=3))
+    assert [outcome.jti for outcome in link._beat().outcomes] == [b"a"]
+    assert not link._beat().outcomes
 
 
 def hashes(*units: int) -> list[bytes]:

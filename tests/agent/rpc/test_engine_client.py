@@ -14,6 +14,7 @@ import pytest
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2, generation_service_pb2
+from dragoman.v1.generation_service_pb2 import GenerateRequest
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.device.null_model import default_null_plan, open_null_model
 from dragoman_agent.engine.messages import Delta, Failed, Finished, LogprobEntry, Progress, Ready, Sampling, Start, Stop
@@ -23,6 +24,7 @@ from dragoman_agent.rpc.convert import fill_response, merge_deltas
 from dragoman_agent.rpc.engine_client import EngineClient, Event
 from dragoman_agent.rpc.gate import Capacity, Gate, Phase, StepClock
 from dragoman_agent.rpc.generation import CursorTrack
+from dragoman_agent.rpc.served_model import INLINE_TEXT_CHARS, served_model
 from dragoman_agent.startup import engine_command
 from dragoman_agent.tickets import OPEN_GRANT
 
@@ -229,3 +231,21 @@ def test_step_clock_forgets_after_a_second() -> None:
     assert clock.mean() == pytest.approx(0.3)
     now[0] = 3.0
     assert clock.mean() == 0.0
+
+
+def test_long_text_goes_to_a_thread_and_hopeless_text_nowhere() -> None:
+    model = served_model(open_null_model("null"), (), 32_768)
+    ids = model.prompt_now(GenerateRequest(text="x" * INLINE_TEXT_CHARS))
+    assert ids is not None and len(ids) == INLINE_TEXT_CHARS
+    assert model.prompt_now(GenerateRequest(text="x" * (INLINE_TEXT_CHARS + 1))) is None
+    with pytest.raises(DragomanError, match="at least"):
+        model.prompt_now(GenerateRequest(text="x" * 15_000_000))
+    assert model.token_bytes(5) == b"\x05" and model.token_bytes(100_000) == b""
+
+
+def test_names_of_the_model() -> None:
+    model = served_model(open_null_model("null"), ("chat", "other"), 64)
+    for name in ("", "chat", "other"):
+        model.check_name(name)
+    with pytest.raises(DragomanError, match="serves chat, other"):
+        model.check_name("null")

@@ -123,6 +123,12 @@ async def test_choices_have_their_own_cursors(channel: grpc.aio.Channel) -> None
     assert {m.delta.choice_index for m in messages if m.HasField("delta")} == {0, 1, 2, 3}
 
 
+async def test_credit_follows_what_the_client_has_taken(channel: grpc.aio.Channel) -> None:
+    messages = await collect(channel, make(max_tokens=1000, sampling=SamplingParameters(num_choices=2)))
+    check_shape(messages)
+    assert messages[-1].finished.usage.output_tokens == 2000, "far past the first window of 256"
+
+
 async def test_logprobs_carry_token_bytes(channel: grpc.aio.Channel) -> None:
     messages = await collect(channel, make(max_tokens=3, sampling=SamplingParameters(num_logprobs=2)))
     entries = [entry for m in messages if m.HasField("delta") for entry in m.delta.logprobs]

@@ -26,12 +26,18 @@ async def agent() -> Any:
     with prepare(settings) as prepared:
         made = Agent(settings, prepared)
         running = asyncio.create_task(made.run())
-        async with asyncio.timeout(30):
-            while made._gate.phase is not Phase.SERVING:
-                await asyncio.sleep(0.02)
+        await until_serving(made)
         yield made
         made._finish(0)
         assert await running == 0
+
+
+async def until_serving(agent: Agent) -> None:
+    for _ in range(1500):
+        if agent._gate.phase is Phase.SERVING:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the engine is not ready after 30 s")
 
 
 async def test_call_of_a_lost_reader_is_ended(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
