@@ -12,7 +12,7 @@ from typing import Protocol
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 from dragoman_controller.admission import Admission, Observer
-from dragoman_controller.commands import Command, Outbox, Prefetch, RotateKeys
+from dragoman_controller.commands import Command, Drain, Outbox, Prefetch, RotateKeys
 from dragoman_controller.explain import Placements
 from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member
 from dragoman_controller.ledger import Grant, Ledger
@@ -244,6 +244,8 @@ class Cell:
         command = self.outbox(member).acknowledge(result.command_id)
         if isinstance(command, RotateKeys) and result.code == 0:
             member.confirmed_key_ids = tuple(key_id for key_id, _ in command.keys)
+        if isinstance(command, Drain) and result.code != 0:
+            self.fleet.refuse_drain(member, result.message or f"code {result.code}", self.clock())
         if result.hint_outcome is not None:
             self._observer.hinted(result.hint_outcome)
 

@@ -105,6 +105,7 @@ class Member:
     load: Load = field(default_factory=Load)
     connected: bool = True
     draining: bool = False
+    drain_refused_because: str = ""
     confirmed_key_ids: tuple[int, ...] = ()
     unheard_seconds: float = 0.0
     """Time since its last beat in which the controller itself did not run, and could hear nobody."""
@@ -224,7 +225,12 @@ class Fleet:
 
     def drain(self, member: Member, now: float) -> None:
         """It was told to drain: no new grants, whether it knows yet or not."""
-        member.draining = True
+        member.draining, member.drain_refused_because = True, ""
+        self._observe(member, now)
+
+    def refuse_drain(self, member: Member, why: str, now: float) -> None:
+        """It said that it will not drain: it takes requests again."""
+        member.draining, member.drain_refused_because = False, why
         self._observe(member, now)
 
     def deregister(self, lease_id: str) -> None:

@@ -107,7 +107,7 @@ class ControllerServer:
 
     async def start(self) -> None:
         """Listens on both ports; `port` and `metrics_port` tell which. Raises StartupError."""
-        host = self._settings.host
+        host = self._settings.host.strip("[]")
         address = f"[{host}]:{self._settings.port}" if ":" in host else f"{host}:{self._settings.port}"
         try:
             if self._credentials is None:
@@ -229,7 +229,8 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 def _announce(host: str, server: ControllerServer) -> None:
-    shown = f"[{host}]" if ":" in host else host
+    bare = host.strip("[]")
+    shown = f"[{bare}]" if ":" in bare else bare
     event = {"event": "serving", "grpc": f"{shown}:{server.port}", "metrics": f"{shown}:{server.metrics_port}"}
     print(json.dumps(event), flush=True)
 

@@ -35,7 +35,7 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
         """Every member at once, maybe none, then members that are new, changed their state or life, or left."""
         changed = asyncio.Event()
         unwatch = self._cell.watch(changed.set)
-        known: dict[str, tuple[int, AgentState, str]] = {}
+        known: dict[str, tuple[int, AgentState, bytes]] = {}
         is_first = True
         try:
             while True:
@@ -69,6 +69,12 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
             if is_gone or is_empty:
                 yield pb.DrainAgentResponse(drained=True)
                 return
+            if member.drain_refused_because:
+                raise DragomanError(
+                    error_pb2.ERROR_REASON_UNIMPLEMENTED,
+                    f"agent {member.agent_id!r} refused to drain and serves on: {member.drain_refused_because}",
+                    metadata={"param": "agent_id"},
+                )
             yield pb.DrainAgentResponse(streams=self._remaining(member))
             await asyncio.sleep(_PROGRESS_SECONDS)
 
@@ -124,5 +130,5 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
         ]
 
 
-def _identity(member: Member) -> tuple[int, AgentState, str]:
-    return member.epoch, member.state, member.spec.data_address
+def _identity(member: Member) -> tuple[int, AgentState, bytes]:
+    return member.epoch, member.state, member.spec.description

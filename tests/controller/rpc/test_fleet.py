@@ -11,7 +11,13 @@ import pytest
 from google.protobuf import duration_pb2
 
 from dragoman.errors import from_rpc_error
-from dragoman.v1 import admission_service_pb2, agent_pb2, error_pb2, fleet_service_pb2
+from dragoman.v1 import (
+    admission_service_pb2,
+    agent_pb2,
+    agent_registry_service_pb2,
+    error_pb2,
+    fleet_service_pb2,
+)
 
 
 def ask(request_id: str, **fields: Any) -> admission_service_pb2.AcquireTicketRequest:
@@ -72,6 +78,21 @@ async def test_a_drain_stops_grants_orders_the_agent_and_reports_until_it_is_emp
     while not progress.drained:
         progress = await read(call)
     assert await call.read() is grpc.aio.EOF
+
+
+async def test_an_agent_that_refuses_to_drain_serves_on_and_the_caller_is_told(clients: Any, join: Any) -> None:
+    agent = await join("agent-a")
+    call = clients.fleet.DrainAgent(fleet_service_pb2.DrainAgentRequest(agent_id="agent-a"))
+    await read(call)
+    await agent.hears_a_command()
+    agent.results.append(
+        agent_registry_service_pb2.CommandResult(command_id=agent.commands[0].command_id, code=12, message="too old")
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        while True:
+            await read(call)
+    assert "too old" in from_rpc_error(raised.value).message
+    await clients.admission.AcquireTicket(ask("new"), timeout=5)
 
 
 async def test_the_drain_of_an_agent_that_is_not_there_names_those_that_are(clients: Any, join: Any) -> None:
