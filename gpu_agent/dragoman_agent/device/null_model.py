@@ -44,10 +44,18 @@ class NullModel:
         self.digest = hashlib.sha256(f"null model {name} {self.tokenizer.digest}".encode()).hexdigest()
         self.total_bytes = 0
         self.random_seed: int | None = None
+        self.files: list[Path] = []
 
     def tensor_names(self) -> list[str]:
         """None."""
         return []
+
+    def file_order(self) -> list[str]:
+        """None."""
+        return []
+
+    def will_need(self, name: str) -> None:
+        """Nothing to read ahead."""
 
     def layout(self, name: str) -> NoReturn:
         """Raises: there are no weights."""

@@ -11,6 +11,7 @@ from typing import Any
 from dragoman_agent.model.errors import ModelFileError
 
 MAX_JSON_BYTES = 64 << 20
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class GenerationDefaults:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     eos_token_ids: tuple[int, ...] = ()  # the union of all files that name an end token, ascending
 
 
@@ -45,7 +48,7 @@ def read_beside(directory: Path, base: GenerationDefaults, token_ids: Mapping[st
     looked up in `token_ids`. Files that are absent say nothing. Raises ModelFileError for a value of the wrong type.
     """
     eos = set(base.eos_token_ids)
-    sampling: dict[str, float | None] = {"temperature": base.temperature, "top_p": base.top_p, "top_k": base.top_k}
+    sampling: dict[str, float | None] = {name: getattr(base, name) for name in _SAMPLING}
     for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
         path = directory / name
         if not path.exists():
@@ -56,7 +59,12 @@ def read_beside(directory: Path, base: GenerationDefaults, token_ids: Mapping[st
             sampling |= {key: _number(path, key, value[key]) for key in sampling if value.get(key) is not None}
     top_k = sampling["top_k"]
     return GenerationDefaults(
-        sampling["temperature"], sampling["top_p"], None if top_k is None else int(top_k), tuple(sorted(eos))
+        temperature=sampling["temperature"],
+        top_p=sampling["top_p"],
+        top_k=None if top_k is None else int(top_k),
+        min_p=sampling["min_p"],
+        repetition_penalty=sampling["repetition_penalty"],
+        eos_token_ids=tuple(sorted(eos)),
     )
 
 

@@ -5,7 +5,6 @@ Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dragoman_agent.model.errors import ModelFileError
+from dragoman_agent.model.mapped import map_file
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
+SMALLEST_BYTES: Final = 24  # magic, version and two counts
 MAX_KEY_BYTES: Final = 65535
 MAX_TENSOR_NAME_BYTES: Final = 64
 MAX_NUM_DIMS: Final = 4
@@ -145,7 +146,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.mapped = _map_file(path)
+        self.mapped = map_file(path, "GGUF", SMALLEST_BYTES)
         self.num_bytes = len(self.mapped)
         cursor = _Cursor(self, 0)
         self.version = self._read_version(cursor)
@@ -334,16 +335,3 @@ class _Cursor:
         return self._file.fail(
             f"the file ends inside {what} ({self._end} bytes)", "the download is incomplete, fetch it again"
         )
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < 24:
-                raise ModelFileError(
-                    path, f"{size} bytes are too few for a GGUF file", "the download is incomplete, fetch it again"
-                )
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be opened ({error.strerror or error})", "check the path") from None

@@ -15,6 +15,7 @@ from dragoman_agent.model.generation import GenerationDefaults, read_beside
 from dragoman_agent.model.gguf import GgufFile, GgufTensor
 from dragoman_agent.model.gguf_tokenizer import end_token_ids, tokenizer_files_from_gguf
 from dragoman_agent.model.layout import TensorLayout
+from dragoman_agent.model.mapped import will_need
 from dragoman_agent.model.metadata import Metadata
 from dragoman_agent.model.quant import FORMATS
 from dragoman_agent.model.registry import architecture_of, config_from_gguf, needed_tensors
@@ -61,7 +62,7 @@ class GgufSource:
             metadata.number("general.sampling.temp"),
             metadata.number("general.sampling.top_p"),
             metadata.integer("general.sampling.top_k"),
-            tuple(sorted(end_token_ids(metadata, len(tokens)))),
+            eos_token_ids=tuple(sorted(end_token_ids(metadata, len(tokens)))),
         )
         if read_directory:
             token_ids = {token: token_id for token_id, token in enumerate(tokens)}
@@ -104,6 +105,20 @@ class GgufSource:
     def tensor_names(self) -> list[str]:
         """Canonical names of the tensors the model needs, in the order of the layers."""
         return list(needed_tensors(self.config))
+
+    def file_order(self) -> list[str]:
+        """`tensor_names` in the order in which their data lie in the file."""
+        return sorted(self.tensor_names(), key=lambda name: self._tensor(name).offset)
+
+    def will_need(self, name: str) -> None:
+        """Ask the system to read a tensor ahead."""
+        stored = self._tensor(name)
+        will_need(self._file.mapped, stored.offset, stored.num_bytes)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold weights."""
+        return [self.path]
 
     def layout(self, name: str) -> TensorLayout:
         """Dtype, shape and size of a tensor, from the header. Raises ModelFileError when absent."""

@@ -88,6 +88,18 @@ class RandomSource:
             values = normal_bf16(self.random_seed or 0, name, rows * cols)
         return QuantTensor("BF16", (rows, cols), values.view(np.uint8).reshape(rows, 2 * cols))
 
+    def file_order(self) -> list[str]:
+        """`tensor_names`: there is no file."""
+        return self.tensor_names()
+
+    def will_need(self, name: str) -> None:
+        """Nothing to read ahead."""
+
+    @property
+    def files(self) -> list[Path]:
+        """None: weights are made."""
+        return []
+
     def layout(self, name: str) -> TensorLayout:
         """Dtype and shape of a tensor without making it. Raises ModelFileError for an unknown name."""
         shape = self._needed.get(name)

@@ -14,6 +14,8 @@ from dragoman_agent.model.gguf_source import GgufSource
 from dragoman_agent.model.layout import TensorLayout
 from dragoman_agent.model.random_source import PREFIX as RANDOM_PREFIX
 from dragoman_agent.model.random_source import RandomSource
+from dragoman_agent.model.safetensors_dir import PICKLE_SUFFIXES, holds_safetensors, refuse_pickles
+from dragoman_agent.model.safetensors_source import SafetensorsSource
 from dragoman_kernels.tensor import QuantTensor
 from dragoman_text.files import TokenizerFiles
 
@@ -45,6 +47,16 @@ class ModelSource(Protocol):
     def tensor_names(self) -> list[str]:
         """Canonical names of the tensors the model needs."""
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold weights; none for generated ones."""
+
+    def file_order(self) -> list[str]:
+        """`tensor_names` in the order in which their data lie in the files."""
+
+    def will_need(self, name: str) -> None:
+        """Ask the system to read a tensor ahead; a hint."""
+
     def layout(self, name: str) -> TensorLayout:
         """Dtype, shape and size of a tensor without reading it."""
 
@@ -56,7 +68,7 @@ class ModelSource(Protocol):
 
 
 def open_model(spec: str, cache_dir: Path) -> ModelSource:
-    """Open a model by `embedded` (or its bare name), `random:NAME`, a GGUF file, or a directory that holds one.
+    """Open a model by `embedded` (or its bare name), `random:NAME`, a GGUF file, or a directory with GGUF or safetensors.
 
     Reads headers only. Raises ModelFileError: nothing there, several models, a damaged file, an unknown architecture.
     """
@@ -66,23 +78,40 @@ def open_model(spec: str, cache_dir: Path) -> ModelSource:
         return GgufSource(embedded_path(cache_dir), EMBEDDED_NAME)
     path = Path(spec).expanduser()
     if path.is_dir():
-        return GgufSource(_only_file(path), _directory_name(path), read_directory=True)
+        return _open_directory(path)
     if not path.exists():
         known = ", ".join(KNOWN_MODELS)
         raise ModelFileError(spec, "no such file, directory or known model", f"give a path or one of: {known}")
     if _SPLIT_FILE.search(path.name):
         raise ModelFileError(path, "one part of a split model", "merge the parts into one file first")
     if path.suffix == ".safetensors":
-        raise ModelFileError(path, "a safetensors file, which is not supported yet", "give a GGUF file")
+        raise ModelFileError(path, "a safetensors file by itself", f"give its directory: {path.parent}")
+    if path.suffix in PICKLE_SUFFIXES:
+        raise ModelFileError(
+            path, "a pickle, which can run code when loaded and is never read", "give safetensors or GGUF files"
+        )
     return GgufSource(path)
 
 
-def _only_file(directory: Path) -> Path:
+def _open_directory(directory: Path) -> ModelSource:
     try:
         found = sorted(directory.glob("*.gguf"))
-        others = sorted(path.name for path in directory.glob("*.safetensors"))
+        if holds_safetensors(directory):
+            if found:
+                raise ModelFileError(
+                    directory,
+                    f"holds safetensors files and {found[0].name}: two models",
+                    "give the path of the GGUF file, or move it elsewhere",
+                )
+            return SafetensorsSource(directory)
+        if not found:
+            refuse_pickles(directory)
     except OSError as error:
         raise ModelFileError(directory, f"cannot be listed ({error.strerror or error})", "check the path") from None
+    return GgufSource(_only_file(directory, found), _directory_name(directory), read_directory=True)
+
+
+def _only_file(directory: Path, found: list[Path]) -> Path:
     if any(_SPLIT_FILE.search(path.name) for path in found):
         raise ModelFileError(directory, "holds a split model", "merge the parts into one file first")
     if len(found) > 1:
@@ -90,9 +119,9 @@ def _only_file(directory: Path) -> Path:
         raise ModelFileError(directory, f"holds {len(found)} models ({names})", "give the path of one of them")
     if found:
         return found[0]
-    if others:
-        raise ModelFileError(directory, "holds safetensors files, which are not supported yet", "give a GGUF file")
-    raise ModelFileError(directory, "holds no model file (*.gguf)", "check the path, or fetch the model again")
+    raise ModelFileError(
+        directory, "holds no model file (*.safetensors, *.gguf)", "check the path, or fetch the model again"
+    )
 
 
 def _directory_name(directory: Path) -> str:

@@ -306,10 +306,16 @@ def test_the_embedded_model_is_only_found(tmp_path: Path) -> None:
 def test_directories_that_do_not_hold_one_model(make_model: MakeModel, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ModelFileError, match=r"holds no model file \(\*.gguf\)"):
+    with pytest.raises(ModelFileError, match=r"holds no model file \(\*.safetensors, \*.gguf\)"):
+        open_model(str(empty), tmp_path)
+    (empty / "pytorch_model.bin").touch()
+    with pytest.raises(ModelFileError, match=r"only as pickles \(pytorch_model.bin\), which can run code"):
         open_model(str(empty), tmp_path)
     (empty / "model.safetensors").touch()
-    with pytest.raises(ModelFileError, match="safetensors"):
+    with pytest.raises(ModelFileError, match=r"config.json: is missing; download incomplete\?"):
+        open_model(str(empty), tmp_path)
+    make_model("empty/a.gguf")
+    with pytest.raises(ModelFileError, match=r"holds safetensors files and a.gguf: two models"):
         open_model(str(empty), tmp_path)
     make_model("a.gguf")
     make_model("b.gguf")
@@ -322,7 +328,11 @@ def test_split_and_foreign_files(make_model: MakeModel, tmp_path: Path) -> None:
         open_model(str(make_model("m-00001-of-00002.gguf")), tmp_path)
     foreign = tmp_path / "model.safetensors"
     foreign.touch()
-    with pytest.raises(ModelFileError, match="safetensors"):
+    with pytest.raises(ModelFileError, match=f"a safetensors file by itself; give its directory: {tmp_path}"):
+        open_model(str(foreign), tmp_path)
+    foreign = tmp_path / "consolidated.00.pth"
+    foreign.touch()
+    with pytest.raises(ModelFileError, match="a pickle, which can run code when loaded"):
         open_model(str(foreign), tmp_path)
 
 
