@@ -88,6 +88,8 @@ class Admissions:
                         self._answer(admission)
             except grpc.aio.AioRpcError as error:
                 self._failed(error)
+            except Exception:
+                logger.exception("the admission stream failed and is started again")
             finally:
                 writer.cancel()
                 with suppress(asyncio.CancelledError):

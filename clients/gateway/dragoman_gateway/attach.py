@@ -45,11 +45,6 @@ class AgentLink:
         self._call = generation_service_pb2_grpc.GenerationServiceStub(channel).Attach()
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())]
 
-    @property
-    def num_streams(self) -> int:
-        """Generations under way."""
-        return len(self._sinks)
-
     def start(self, request: generation_service_pb2.GenerateRequest, sink: Sink) -> int:
         """Send the request; its events go to `sink`. Returns the stream id for `credit` and `cancel`."""
         stream_id = next(self._ids)
@@ -157,6 +152,10 @@ class Links:
             if linked_id == agent_id and epoch != live_epoch and link.is_open:
                 link.fail(_lost(agent_id, "declared dead by the controller"))
         self._forget_closed()
+
+    def has_open(self, agent_id: str) -> bool:
+        """Whether a link to any life of the agent is open."""
+        return any(linked == agent_id and link.is_open for (linked, _), link in self._links.items())
 
     async def close(self) -> None:
         """Close all links."""

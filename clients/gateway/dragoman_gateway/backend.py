@@ -33,7 +33,7 @@ class Backend:
         self.metrics = GatewayMetrics()
         self.channels = Channels()
         controller = self.channels.get(settings.controller)
-        self.fleet = Fleet(controller, self._member_changed)
+        self.fleet = Fleet(controller, self._member_changed, self._member_left)
         self.admissions = Admissions(controller, settings.controller)
         self.links = Links(self.channels)
         self.models = Models(self.fleet, self.channels, settings.served_model_name, settings.accepts_any_model)
@@ -100,3 +100,7 @@ class Backend:
         else:
             self.links.agent_is_dead(member.agent.agent_id, member.epoch)
         self.models.prefetch(member)
+
+    def _member_left(self, member: Member) -> None:
+        if not self.links.has_open(member.agent.agent_id):
+            self.channels.drop(member.agent.data_address)

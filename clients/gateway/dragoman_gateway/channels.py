@@ -24,7 +24,7 @@ class Channels:
         return channel
 
     def drop(self, address: str) -> None:
-        """Close the channel to an agent that is gone; a later `get` opens a new one."""
+        """Close the channel to an agent that has left; a later `get` opens a new one."""
         channel = self._channels.pop(address, None)
         if channel is not None:
             task = asyncio.ensure_future(channel.close())

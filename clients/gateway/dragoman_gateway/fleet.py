@@ -27,12 +27,14 @@ Member = fleet_service_pb2.FleetMember
 class Fleet:
     """Follows WatchFleet. The last known members are kept while the controller is away: the agents are still there."""
 
-    def __init__(self, channel: grpc.aio.Channel, on_change: Callable[[Member], None]) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, on_change: Callable[[Member], None], on_left: Callable[[Member], None]
+    ) -> None:
         self._stub = fleet_service_pb2_grpc.FleetServiceStub(channel)
         self._on_change = on_change
+        self._on_left = on_left
         self.members: dict[str, Member] = {}
         self.is_connected = False
-        self.heard = asyncio.Event()
 
     async def run(self) -> None:
         """Follow the fleet until cancelled."""
@@ -45,10 +47,11 @@ class Fleet:
                 async for change in call:
                     self._apply(change, replace=first)
                     self.is_connected, first, delay = True, False, _FIRST_RETRY_SECONDS
-                    self.heard.set()
             except grpc.aio.AioRpcError as error:
                 if self.is_connected:
                     logger.warning("controller lost: %s; running streams go on", error.details())
+            except Exception:
+                logger.exception("the fleet's watch failed and is started again")  # without it nothing is ever served
             self.is_connected = False
             await asyncio.sleep(delay)
             delay = min(delay * 2, _MAX_RETRY_SECONDS)
@@ -60,7 +63,9 @@ class Fleet:
             self.members[member.agent.agent_id] = member
             self._on_change(member)
         for agent_id in change.removed_agent_ids:
-            self.members.pop(agent_id, None)
+            left = self.members.pop(agent_id, None)
+            if left is not None:
+                self._on_left(left)
 
     async def current(self) -> list[Member]:
         """The members with their load as the controller knows it now. Raises AioRpcError when it does not answer."""

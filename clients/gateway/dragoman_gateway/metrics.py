@@ -63,7 +63,9 @@ class GatewayMetrics:
             self.resumes.labels(result)
 
     def observe(self, outcome: Outcome, *, ended_well: bool) -> None:
-        """Counts one generation that has ended."""
+        """Counts one generation that has ended; one that no agent accepted has used nothing."""
+        if outcome.started is None:
+            return
         self.prompt_tokens.inc(outcome.prompt_tokens)
         self.cached_tokens.inc(outcome.cached_tokens)
         self.output_tokens.inc(outcome.output_tokens)

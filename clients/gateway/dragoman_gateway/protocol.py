@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 from uvicorn.config import Config
@@ -102,6 +103,7 @@ class GatewayProtocol(HttpToolsProtocol):
             STATUS_LINE[error.status],
             b"content-type: application/json\r\n",
             b"access-control-allow-origin: *\r\n",
+            b"x-request-id: req_" + uuid.uuid4().hex.encode() + b"\r\n",
             b"content-length: " + str(len(body)).encode() + b"\r\n",
             b"connection: close\r\n\r\n",
             body,

@@ -103,7 +103,9 @@ class _Writer:
         if self._waiting_since is None:
             return False
         waited = now - self._waiting_since
-        return waited > timeout_seconds or (waited > 2 * TICK_SECONDS and self._source.failure is not None)
+        failure = self._source.failure
+        gave_up = isinstance(failure, DragomanError) and failure.reason == error_pb2.ERROR_REASON_CREDIT_TIMEOUT
+        return waited > timeout_seconds or (waited > 2 * TICK_SECONDS and gave_up)
 
     def ping(self) -> None:
         """Send a comment, which every client skips."""
