@@ -1,0 +1,110 @@
+"""Prompts of models whose templates and tokenizers make trouble."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+
+from dragoman.prefix_hash import prompt_digest_of_ids
+from dragoman_gateway.errors import ApiError
+from dragoman_gateway.models import ModelText
+from dragoman_gateway.prompts import chat_prompt, completion_prompts
+from dragoman_gateway.schema import ChatBody, CompletionBody, parse_body
+from dragoman_text import ChatTemplate, TextTokenizer, byte_tokenizer_files
+
+HI = [{"role": "user", "content": "hi"}]
+BOS = 256
+
+
+def model(template: str | None = "", *, context: int = 1000, **changes: Any) -> ModelText:
+    files = byte_tokenizer_files()
+    files = dataclasses.replace(files, chat_template=files.chat_template if template == "" else template, **changes)
+    tokenizer = TextTokenizer.from_files(files)
+    return ModelText("m", b"d" * 32, context, tokenizer.vocab_size, tokenizer, ChatTemplate(files))
+
+
+def chat(messages: Any, **fields: Any) -> ChatBody:
+    return parse_body(ChatBody, {"messages": messages, **fields})[0]
+
+
+def refusal(template: str | None, messages: Any = HI) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        chat_prompt(chat(messages), model(template), "")
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "system", "content": "s"}, *HI], [*HI, *HI], [{"role": "assistant", "content": "a"}],
+        [{"role": "developer", "content": "s"}, *HI],
+    ],
+)  # fmt: skip
+def test_b19_what_a_template_says_is_quoted(messages: Any) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    error = refusal(template, messages)
+    assert "System role not supported" in error.message or "Roles must alternate" in error.message
+    assert error.param == "messages"
+
+
+def test_b19_a_model_without_a_template_says_how_to_set_one() -> None:
+    assert "--chat-template" in refusal(None).message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ nothing.at.all }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ 'x' * 10**9 }}",
+    ],
+)
+def test_b19_s06_a_faulty_template_ends_in_time_and_harms_nothing(template: str) -> None:
+    start = time.monotonic()
+    assert "template" in refusal(template).message
+    assert time.monotonic() - start < 10
+    assert chat_prompt(chat(HI), model(), "").token_ids
+
+
+def test_b18_one_begin_of_text_token() -> None:
+    with_bos = {"bos_token": "<|endoftext|>", "bos_token_id": BOS, "add_bos_token": True}
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert chat_prompt(chat(HI), model(template, **with_bos), "").token_ids.count(BOS) == 1
+    for prompt in ("hi", "<|endoftext|>hi"):
+        body = parse_body(CompletionBody, {"prompt": prompt})[0]
+        assert completion_prompts(body, model(**with_bos), "", 10)[0].token_ids == [BOS, *b"hi"]
+
+
+@pytest.mark.parametrize(("length", "fits"), [(98, True), (99, True), (100, False), (101, False), (1000, False)])
+def test_b14_a_prompt_leaves_room_for_one_token(length: int, fits: bool) -> None:
+    body = parse_body(CompletionBody, {"prompt": [65] * length})[0]
+    if fits:
+        assert len(completion_prompts(body, model(context=100), "", 10)[0].token_ids) == length
+        return
+    with pytest.raises(ApiError) as caught:
+        completion_prompts(body, model(context=100), "", 10)
+    assert caught.value.code == "context_length_exceeded"
+    assert str(length) in caught.value.message and "100" in caught.value.message
+
+
+def test_hashes_depend_on_the_salt_and_the_digest_on_the_ids() -> None:
+    body = parse_body(CompletionBody, {"prompt": "x" * 200})[0]
+    plain, salted = (completion_prompts(body, model(), salt, 10)[0] for salt in ("", "mine"))
+    assert len(plain.block_hashes) == 3
+    assert not set(plain.block_hashes) & set(salted.block_hashes)
+    assert plain.digest == salted.digest == prompt_digest_of_ids(plain.token_ids)
+
+
+def test_continue_final_message_needs_an_assistant_at_the_end() -> None:
+    with pytest.raises(ApiError) as caught:
+        chat_prompt(chat(HI, continue_final_message=True), model(), "")
+    assert caught.value.status == 400
