@@ -9,7 +9,7 @@ import pytest
 
 from dragoman_text import TokenizerFiles, TokenizerFilesError, byte_tokenizer_files
 
-FULL = TokenizerFiles(b'{"a": "\xc3\xa9"}', "{{ messages }}", "<s>", "</s>", 1, (2, 7), True)
+FULL = TokenizerFiles(b'{"a": "\xc3\xa9"}', "{{ messages }}", "<s>", "</s>", 1, (2, 7), True, 9)
 
 
 @pytest.mark.parametrize("files", [FULL, byte_tokenizer_files(), TokenizerFiles(b"{}")])
@@ -31,6 +31,7 @@ def test_every_field_changes_the_digest() -> None:
         "bos_token_id": 3,
         "eos_token_ids": (2,),
         "add_bos_token": False,
+        "vocab_size": 10,
     }
     assert changes.keys() == {field.name for field in dataclasses.fields(FULL)}
     digests = {dataclasses.replace(FULL, **{name: value}).digest for name, value in changes.items()}
@@ -46,6 +47,7 @@ def test_every_field_changes_the_digest() -> None:
         ({"tokenizer_json": None}, "'tokenizer_json' is missing"),
         ({"eos_token_ids": [True]}, "integers only"),
         ({"bos_token_id": True}, "'bos_token_id' is bool"),
+        ({"vocab_size": 1 << 40}, "'vocab_size' is 1099511627776, 1 to 16777216 are possible"),
         ({"chat_template": 5}, "'chat_template' is int"),
         ({"colour": "red"}, "unknown field 'colour'"),
     ],

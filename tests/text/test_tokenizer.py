@@ -25,7 +25,8 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 texts_with_specials = st.lists(st.one_of(texts, st.sampled_from(SPECIALS)), max_size=6).map("".join)
-# Six control characters and the lead bytes 0xF1 and 0xF2 have no token in this vocabulary; llama.cpp drops them too.
+# Six control characters and the lead bytes 0xF1 and 0xF2 have no token in this vocabulary and are dropped. None of the
+# 200 texts given to llama.cpp has one, so what it does with them is not checked here.
 UNWRITABLE = frozenset(b"\x04\x06\x13\x14\x16\x1d\xf1\xf2")
 writable_texts = texts_with_specials.filter(lambda text: UNWRITABLE.isdisjoint(text.encode()))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+MAX_VOCAB_SIZE = 1 << 24  # a size from the wire is bounded before anything is sized by it
 CHUNK_BYTES = 1 << 20  # well under the 4 MiB default of a gRPC message
 
 
@@ -27,6 +28,7 @@ class TokenizerFiles:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # the union of every file that names an end token
     add_bos_token: bool = False
+    vocab_size: int | None = None  # token ids the model has; those the tokenizer has no token for have no text
 
     @cached_property
     def digest(self) -> str:
@@ -90,6 +92,11 @@ def _checked(value: dict[str, Any]) -> TokenizerFiles:
     eos_token_ids = optional("eos_token_ids", list) or []
     if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in eos_token_ids):
         raise TokenizerFilesError("tokenizer files: field 'eos_token_ids' must hold integers only")
+    vocab_size = optional("vocab_size", int)
+    if vocab_size is not None and not 0 < vocab_size <= MAX_VOCAB_SIZE:
+        raise TokenizerFilesError(
+            f"tokenizer files: field 'vocab_size' is {vocab_size}, 1 to {MAX_VOCAB_SIZE} are possible"
+        )
     return TokenizerFiles(
         tokenizer_json=tokenizer_json.encode("utf-8", "surrogatepass"),
         chat_template=optional("chat_template", str),
@@ -98,4 +105,5 @@ def _checked(value: dict[str, Any]) -> TokenizerFiles:
         bos_token_id=optional("bos_token_id", int),
         eos_token_ids=tuple(eos_token_ids),
         add_bos_token=bool(optional("add_bos_token", bool)),
+        vocab_size=vocab_size,
     )

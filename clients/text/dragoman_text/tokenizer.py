@@ -30,7 +30,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-        self._num_ids = max(vocabulary.values(), default=-1) + 1
+        self._num_ids = max(max(vocabulary.values(), default=-1) + 1, files.vocab_size or 0)
         self._bytes: list[bytes | None] = [None] * self._num_ids
         self._style, self.strips_leading_space = _decoder_style(tokenizer)
         self._special_ids = frozenset(token_id for token_id, token in self._added.items() if token.special)
@@ -53,7 +53,7 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest token id; a model's logits may be wider."""
+        """One more than the highest token id, or the model's own number of ids where the files give it."""
         return self._num_ids
 
     @property

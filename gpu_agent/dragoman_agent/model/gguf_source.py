@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 from functools import cached_property
@@ -74,14 +75,8 @@ class GgufSource:
     def tokenizer(self) -> TokenizerFiles:
         """Tokenizer and chat template; its end tokens are `generation`'s. Raises ModelFileError for an unknown kind."""
         files = tokenizer_files_from_gguf(self._file)
-        return TokenizerFiles(
-            files.tokenizer_json,
-            files.chat_template,
-            files.bos_token,
-            files.eos_token,
-            files.bos_token_id,
-            self.generation.eos_token_ids,
-            files.add_bos_token,
+        return dataclasses.replace(
+            files, eos_token_ids=self.generation.eos_token_ids, vocab_size=self.config.vocab_size
         )
 
     @cached_property

@@ -48,8 +48,8 @@ class HfTokenizer:
                 "use files of one model",
             )
 
-    def files(self, eos_token_ids: tuple[int, ...]) -> TokenizerFiles:
-        """Everything in one value. Raises ModelFileError for a special token that is not in the vocabulary."""
+    def files(self, eos_token_ids: tuple[int, ...], vocab_size: int) -> TokenizerFiles:
+        """Everything in one value; `vocab_size` is the model's, often padded beyond the tokenizer's. Raises ModelFileError for a special token that is not in the vocabulary."""
         bos, eos = self._special("bos_token"), self._special("eos_token")
         texts = {token_id: text for text, token_id in self.token_ids.items()}
         if eos is None and eos_token_ids:
@@ -62,6 +62,7 @@ class HfTokenizer:
             bos_token_id=None if bos is None else self.token_ids[bos],
             eos_token_ids=eos_token_ids,
             add_bos_token=bool(self._config.flag("add_bos_token")) and bos is not None,
+            vocab_size=vocab_size,
         )
 
     def _special(self, key: str) -> str | None:

@@ -73,7 +73,7 @@ class SafetensorsSource:
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
         """Tokenizer and chat template; its end tokens are `generation`'s."""
-        return self._tokenizer.files(self.generation.eos_token_ids)
+        return self._tokenizer.files(self.generation.eos_token_ids, self.config.vocab_size)
 
     @cached_property
     def digest(self) -> str:

@@ -36,7 +36,7 @@ MESSAGES = [
 
 
 def files_of(directory: Path, eos: tuple[int, ...] = (2,)) -> TokenizerFiles:
-    return HfTokenizer(directory).files(eos)
+    return HfTokenizer(directory).files(eos, 400)
 
 
 @pytest.mark.parametrize("kind", ["llama3", "qwen"])
@@ -184,6 +184,18 @@ def test_end_tokens_are_the_union_of_three_files(tmp_path: Path) -> None:
     assert source.config.eos_token_ids == (3, 5, 7)
     assert TextTokenizer.from_files(source.tokenizer).eos_ids == {3, 5, 7}
     assert source.tokenizer.eos_token == "<|stop|>"
+
+
+def test_ids_beyond_the_tokenizer_have_no_text(tmp_path: Path) -> None:
+    """Publishers pad the embedding; a model may produce such an id, which must not end its stream with an error."""
+    save_checkpoint(tmp_path, "llama")
+    tokenizer = TextTokenizer.from_files(open_model(str(tmp_path), tmp_path).tokenizer)
+    ids = [*tokenizer.encode("ab", add_special_tokens=False), 380, 399]
+    detokenizer = StreamDetokenizer(tokenizer)
+    assert [detokenizer.push([token_id]) for token_id in ids][-2:] == ["", ""]
+    assert tokenizer.decode(ids) == "ab"
+    with pytest.raises(ValueError, match="token id 400 is outside the vocabulary"):
+        tokenizer.token_bytes(400)
 
 
 def test_generation_defaults_come_from_generation_config(tmp_path: Path) -> None:
