@@ -6,15 +6,15 @@ from pathlib import Path
 
 from dragoman_agent.device.base import Device, DeviceError
 
-DEVICE_KINDS = ("cpu", "null")
+DEVICE_KINDS = ("cpu", "cuda", "null")
 
 
 def open_device(
-    kind: str, *, cache_dir: Path | None = None, null_oracle: str = "hash", null_speed: float = 0.0
+    kind: str, *, index: int = 0, cache_dir: Path | None = None, null_oracle: str = "hash", null_speed: float = 0.0
 ) -> Device:
     """The device of `kind`, with no model loaded. Raises DeviceError for a kind this version does not have.
 
-    `cache_dir` holds compiled kernels; `null_oracle` and `null_speed` concern the null device only.
+    `index` is among devices of the kind; `cache_dir` holds compiled kernels; `null_oracle` and `null_speed` concern the null device only.
     """
     if kind == "null":
         from dragoman_agent.device.null import NullDevice
@@ -24,6 +24,10 @@ def open_device(
         from dragoman_agent.device.cpu import CpuDevice
 
         return CpuDevice(cache_dir)
+    if kind == "cuda":
+        from dragoman_agent.device.cuda import CudaDevice
+
+        return CudaDevice(index)
     raise DeviceError(f"device {kind!r} is not one of {', '.join(DEVICE_KINDS)}; choose one of these")
 
 

@@ -23,6 +23,7 @@ from dragoman_agent.device.base import (
     StepResult,
 )
 from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32, choose_cpu_road
+from dragoman_agent.device.warm_up import warm_up_batch
 from dragoman_agent.engine.host_sampler import HostSampled, HostSampler
 from dragoman_agent.model.embedded import default_cache_dir
 from dragoman_kernels.cpu.build import KernelBuildError
@@ -133,7 +134,7 @@ class CpuDevice:
         steps = ((0, chunk), (chunk, 1))
         for done, (start, count) in enumerate(steps):
             progress(LoadProgress("warmup", done, len(steps), "steps"))
-            self._worker.submit(work.step, _warm_up_batch(plan.page_size, start, count)).result()
+            self._worker.submit(work.step, warm_up_batch(plan.page_size, start, count)).result()
         progress(LoadProgress("warmup", len(steps), len(steps), "steps"))
 
 
@@ -196,33 +197,6 @@ def _copy(batch: StepBatch) -> StepBatch:
 
 def _copy_penalties(penalties: Penalties) -> Penalties:
     return replace(penalties, prompt_ids=penalties.prompt_ids.copy(), output_ids=penalties.output_ids.copy())
-
-
-def _warm_up_batch(page_size: int, start: int, count: int) -> StepBatch:
-    zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
-    positions = np.arange(start, start + count, dtype=np.int32)
-    return StepBatch(
-        step=0,
-        token_ids=np.zeros(count, np.int32),
-        positions=positions,
-        slot_mapping=positions + np.int32(page_size),
-        query_starts=np.array([0, count], np.int32),
-        context_lens=np.array([start + count], np.int32),
-        block_tables=np.ones((1, 1), np.int32),
-        prompt_lens=np.array([start + count], np.int32),
-        sample_seqs=zero,
-        pool_seqs=none,
-        sampling=SamplingBatch(
-            temperatures=np.ones(1, np.float32),
-            top_ks=np.full(1, 2, np.int32),
-            top_ps=np.full(1, 0.9, np.float32),
-            min_ps=np.zeros(1, np.float32),
-            seeds=np.zeros(1, np.uint64),
-            choices=zero,
-            cursors=zero,
-            num_logprobs=zero,
-        ),
-    )
 
 
 __all__ = ["CpuDevice", "CpuStepHandle", "choose_cpu_road"]

@@ -45,7 +45,8 @@ def _plan(value: Any) -> Plan:
     _check_keys("step model", value["step_model"], StepModel, required={f.name for f in fields(StepModel)})
     step_model: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value["step_model"].items()}
     memory = tuple(MemoryLine(**line) for line in value["memory"])
-    return Plan(**{**value, "memory": memory, "step_model": StepModel(**step_model)})
+    graphs = tuple(value["graph_batch_sizes"])
+    return Plan(**{**value, "memory": memory, "step_model": StepModel(**step_model), "graph_batch_sizes": graphs})
 
 
 def _check_keys(what: str, value: Any, cls: type[Any], required: set[str]) -> None:

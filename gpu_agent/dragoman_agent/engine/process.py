@@ -54,7 +54,8 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
     model = open_source(config.model, config.device, config.cache_path)
     model.check()
     device = open_device(
-        config.device, cache_dir=config.cache_path, null_oracle=config.null_oracle, null_speed=config.null_speed
+        config.device,
+        index=config.plan.device_index, cache_dir=config.cache_path, null_oracle=config.null_oracle, null_speed=config.null_speed
     )
     try:
         device.load(model, config.plan, report)

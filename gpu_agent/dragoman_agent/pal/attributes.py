@@ -103,6 +103,7 @@ def _cuda_device(driver: Any, index: int) -> FoundDevice:
     name = raw_name.split(b"\0")[0].decode(errors="replace")
     major, minor = get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR")
     identity = bytes(uuid.bytes).hex()
+    bus_id = f"{get('PCI_DOMAIN_ID'):08x}:{get('PCI_BUS_ID'):02x}:{get('PCI_DEVICE_ID'):02x}.0"
     values = {
         "compute.capability": Value(f"{major}.{minor}", "", "reported"),
         "compute.multiprocessors": Value(get("MULTIPROCESSOR_COUNT"), "", "reported"),
@@ -112,9 +113,26 @@ def _cuda_device(driver: Any, index: int) -> FoundDevice:
         "memory.shared_per_block": Value(get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), "bytes", "reported"),
         "driver.version": Value(f"{version // 1000}.{version % 1000 // 10}", "", "reported"),
     }
+    free = _nvml_free_memory(bus_id)
+    if free is not None:
+        values["memory.free"] = Value(free, "bytes", "reported")
     facts = DeviceFacts("cuda", index, name, f"sm_{major}{minor}", int(total), identity)
     print_parts = [identity, str(version), str(get("CLOCK_RATE")), str(get("MEMORY_CLOCK_RATE"))]
     return FoundDevice(facts, values, fingerprint(print_parts), integrated=bool(get("INTEGRATED")))
+
+
+def _nvml_free_memory(bus_id: str) -> int | None:
+    """Free bytes as NVML reports them, without a CUDA context; None where NVML cannot say."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())).free)
+        finally:
+            pynvml.nvmlShutdown()
+    except (ImportError, pynvml.NVMLError):
+        return None
 
 
 _DRIVER_REMEDIES = {

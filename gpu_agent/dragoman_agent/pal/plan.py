@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 
 from dragoman.step_model import StepModel
 
+_NOT_IN_DIGEST = ("memory", "step_model", "num_blocks", "max_num_waiting", "device_index")
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
@@ -34,10 +36,10 @@ class Plan:
     kv_dtype: str
     memory: tuple[MemoryLine, ...]
     step_model: StepModel
+    graph_batch_sizes: tuple[int, ...] = ()  # decode batches with a captured graph; empty where a device has none
+    device_index: int = 0  # among devices of its kind
 
     def digest(self) -> bytes:
         """SHA-256 over the choices that decide which tokens come out; equal digests mean equal choices."""
-        chosen = {
-            k: v for k, v in asdict(self).items() if k not in ("memory", "step_model", "num_blocks", "max_num_waiting")
-        }
+        chosen = {name: value for name, value in asdict(self).items() if name not in _NOT_IN_DIGEST}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).digest()

@@ -44,13 +44,13 @@ class Road:
 def plan_cpu(profile: Profile, model: ModelConfig, road: Road, limits: Limits) -> tuple[Plan, list[Decision]]:
     """The plan of the CPU backend. Raises PlanError where the model does not fit."""
     decisions = [
-        Decision("road", road.name, road.reason, inputs=(_input(profile, "compute.instruction_set"),)),
+        Decision("road", road.name, road.reason, inputs=(profile_input(profile, "compute.instruction_set"),)),
     ]
     threads, decision = _num_threads(profile, limits)
     decisions.append(decision)
     page_size, decision = _page_size()
     decisions.append(decision)
-    context, decision = _context(model, limits)
+    context, decision = choose_context(model, limits)
     decisions.append(decision)
     kv_token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _KV_ITEM_BYTES[road.kv_dtype]
     batch_tokens, decision = _batch_tokens(profile, model, road)
@@ -72,7 +72,7 @@ def plan_cpu(profile: Profile, model: ModelConfig, road: Road, limits: Limits) -
             f"{1e3 * step_model.decode_step_seconds(1, 256):.1f} ms a token alone",
             "max(bytes / bandwidth, operations / rate) + phases x hand-over",
             inputs=tuple(
-                _input(profile, name)
+                profile_input(profile, name)
                 for name in ("memory.read_bandwidth", "compute.matmul_float32", "scheduling.thread_handover")
             ),
             predicted=step_model.decode_step_seconds(1, 64),
@@ -126,7 +126,7 @@ def _num_threads(profile: Profile, limits: Limits) -> tuple[int, Decision]:
     cores = int(profile.number("compute.cores"))
     chosen = limits.num_threads or cores
     reason = "asked for" if limits.num_threads else "one thread a usable core"
-    return chosen, Decision("threads", str(chosen), reason, inputs=(_input(profile, "compute.cores"),))
+    return chosen, Decision("threads", str(chosen), reason, inputs=(profile_input(profile, "compute.cores"),))
 
 
 def _page_size() -> tuple[int, Decision]:
@@ -140,7 +140,8 @@ def _page_size() -> tuple[int, Decision]:
     return 64, Decision("page-size", "64", "equals the unit of prefix sharing", candidates=candidates, unit="tokens")
 
 
-def _context(model: ModelConfig, limits: Limits) -> tuple[int, Decision]:
+def choose_context(model: ModelConfig, limits: Limits) -> tuple[int, Decision]:
+    """The longest sequence: asked for, or the model's own."""
     asked = limits.max_context_tokens
     if asked is not None and asked > model.max_context_tokens:
         raise PlanError(
@@ -163,7 +164,7 @@ def _batch_tokens(profile: Profile, model: ModelConfig, road: Road) -> tuple[int
         "step-tokens",
         str(tokens),
         f"the largest power of two whose prefill takes under {target_seconds} s, at most 512",
-        inputs=(_input(profile, "compute.matmul_float32"),),
+        inputs=(profile_input(profile, "compute.matmul_float32"),),
         predicted=tokens / rate,
         unit="s",
     )
@@ -213,19 +214,22 @@ def _blocks(
         MemoryLine("libraries", _FIXED_BYTES),
         MemoryLine("margin", max(int(budget) - fixed - chosen * block_bytes, 0)),
     )
-    reason = "memory-bound" if chosen == most < wanted else "one full context, or 1,024 tokens a sequence, within 512 MiB"
+    reason = (
+        "memory-bound" if chosen == most < wanted else "one full context, or 1,024 tokens a sequence, within 512 MiB"
+    )
     decision = Decision(
         "kv-blocks",
         str(chosen),
         reason,
-        inputs=(_input(profile, "memory.free"),),
+        inputs=(profile_input(profile, "memory.free"),),
         predicted=chosen * block_bytes,
         unit="bytes",
     )
     return chosen, memory, decision
 
 
-def _input(profile: Profile, name: str) -> Input:
+def profile_input(profile: Profile, name: str) -> Input:
+    """A profile value as the input of a decision."""
     value = profile.values[name]
     return Input(
         name,

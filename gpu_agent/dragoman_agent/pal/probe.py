@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman_agent.pal.attributes import FoundDevice, Inventory, take_inventory, usable_cores
 from dragoman_agent.pal.microbench import measure_cpu
-from dragoman_agent.pal.profile import Profile, ProfileError, load_profile, now
+from dragoman_agent.pal.profile import Profile, ProfileError, Value, load_profile, now
 
 logger = logging.getLogger(__name__)
+
+_PROBE_TIMEOUT_SECONDS = 120  # the first run compiles the kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ def probe(cache_dir: Path, *, fresh: bool = False) -> PalReport:
     profiles = []
     cached = True
     for device in inventory.devices:
-        if device.facts.kind == "cpu":
+        if not device.problem:
             profile, hit = profile_device(device, cache_dir, fresh=fresh)
             profiles.append(profile)
             cached = cached and hit
@@ -67,7 +71,7 @@ def profile_device(device: FoundDevice, cache_dir: Path, *, fresh: bool = False)
                 return held.with_values(device.values), True
         except ProfileError as error:
             logger.warning("%s; measuring again", error)
-    measured = measure_cpu(usable_cores())
+    measured = measure_cuda(device.facts.index) if device.facts.kind == "cuda" else measure_cpu(usable_cores())
     profile = Profile(
         name=f"{device.facts.kind}-{device.fingerprint[:8]}",
         device=device.facts,
@@ -77,6 +81,21 @@ def profile_device(device: FoundDevice, cache_dir: Path, *, fresh: bool = False)
     )
     _keep(profile, path)
     return profile, False
+
+
+def measure_cuda(index: int) -> dict[str, Value]:
+    """Measure a GPU in a process of its own: this one stays free of torch and of a CUDA context. Raises ProfileError."""
+    command = [sys.executable, "-P", "-m", "dragoman_agent.device.cuda_probe", str(index)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise ProfileError(
+            f"measuring GPU {index} took over {_PROBE_TIMEOUT_SECONDS} s; is another process holding it? Try again, or use --device cpu"
+        ) from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ProfileError(f"GPU {index} could not be measured ({last}); run `dragoman doctor`, or use --device cpu")
+    return {name: Value(**{**body, "labels": tuple(body["labels"])}) for name, body in json.loads(done.stdout).items()}
 
 
 def _keep(profile: Profile, path: Path) -> None:

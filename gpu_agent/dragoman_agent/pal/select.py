@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dragoman_agent.pal.attributes import FoundDevice, Inventory
 
 # Backends of this version. A device of another kind is listed and refused with that reason.
-SUPPORTED_KINDS = ("cpu",)
+SUPPORTED_KINDS = ("cpu", "cuda")
 
 
 class NoDeviceError(Exception):

@@ -10,6 +10,7 @@ from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, plan_cpu
+from dragoman_agent.pal.planner_cuda import plan_cuda
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
 from dragoman_agent.pal.select import Needs, choose_device
@@ -38,7 +39,10 @@ def start_on_device(model: ModelSource, requested: str, dtype: str, limits: Limi
     log = DecisionLog()
     log.record(Decision("device", chosen.device.facts.name, chosen.reason))
     profile, _ = profile_device(chosen.device, cache_dir)
-    plan, decisions = plan_cpu(profile, model.config, choose_cpu_road(model, dtype, cache_dir), limits)
+    if chosen.device.facts.kind == "cuda":
+        plan, decisions = plan_cuda(profile, model.config, limits)
+    else:
+        plan, decisions = plan_cpu(profile, model.config, choose_cpu_road(model, dtype, cache_dir), limits)
     for decision in decisions:
         log.record(decision)
     view = HardwareView(profile, selection, plan, log)

@@ -29,7 +29,10 @@ def prefill_work_list(
     return np.stack([sequences[order], first[order]], axis=1).astype(np.int32)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "starts_ptr", "lens_ptr", "work_ptr"],
+)
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, out_ptr,
     scale_log2, table_stride,

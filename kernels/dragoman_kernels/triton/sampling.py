@@ -16,7 +16,7 @@ _WEIGHT_ONE = tl.constexpr(1099511627776.0)  # 2**40
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["vocab", "num_blocks"])
 def _block_max_kernel(logits_ptr, max_ptr, arg_ptr, vocab, stride, num_blocks, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -45,7 +45,7 @@ def _weights_of(values, best, temperature):
     return (tl.exp((values - best) / temperature).to(tl.float64) * _WEIGHT_ONE).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["vocab", "num_blocks"], do_not_specialize_on_alignment=["temperature_ptr"])
 def _block_sum_kernel(
     logits_ptr, max_ptr, temperature_ptr, sum_ptr, vocab, stride, num_blocks, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +61,9 @@ def _block_sum_kernel(
             tl.store(sum_ptr + row * num_blocks + block, tl.sum(_weights_of(values, best, temperature), axis=0))
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["vocab", "num_blocks"], do_not_specialize_on_alignment=["temperature_ptr", "uniform_ptr"]
+)
 def _pick_kernel(
     logits_ptr, max_ptr, arg_ptr, sum_ptr, temperature_ptr, uniform_ptr, ids_ptr, finite_ptr,
     vocab, stride, num_blocks, BLOCK: tl.constexpr, PADDED: tl.constexpr,

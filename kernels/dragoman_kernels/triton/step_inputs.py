@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# Counts that change from step to step must not make new binaries.
+@triton.jit(do_not_specialize=["num_rows", "num_padded", "width", "table_stride"])
 def _unpack_kernel(
     packed_ptr, tokens_ptr, positions_ptr, slots_ptr, lens_ptr, tables_ptr, temperatures_ptr, uniforms_ptr,
     num_rows, num_padded, width, table_stride, BLOCK: tl.constexpr,

@@ -1,0 +1,144 @@
+"""Decode, the 256-request benchmark and prefill of one model on a GPU, through the engine core in this process.
+
+python benchmarks/engine_gpu.py MODEL [--benches decode,nano,prefill] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+
+from dragoman_agent.device.cuda import CudaDevice
+from dragoman_agent.engine.core import EngineCore
+from dragoman_agent.engine.local import build_core, run_all
+from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
+from dragoman_agent.model.source import open_model
+from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.planner import Limits
+from dragoman_agent.pal.planner_cuda import plan_cuda
+from dragoman_agent.pal.probe import profile_device
+
+Result = dict[str, object]
+
+
+def start(name: str, prompt: list[int], num_tokens: int, temperature: float = 0.0) -> Start:
+    """A request that runs to its length."""
+    return Start(name, prompt, Sampling(temperature=temperature), Stop(max_output_tokens=num_tokens), credit=1 << 30)
+
+
+def run(core: EngineCore, requests: list[Start]) -> tuple[float, list[Step]]:
+    """Seconds until all have ended, and the frames."""
+    steps: list[Step] = []
+    begin = time.perf_counter()
+    events = run_all(core, requests, on_step=steps.append)
+    seconds = time.perf_counter() - begin
+    for event in events:
+        if isinstance(event, Failed):
+            raise RuntimeError(event.message)
+    return seconds, steps
+
+
+def decode(core: EngineCore, batch: int, num_tokens: int, repeats: int) -> Result:
+    """Milliseconds a step as vLLM's anchor was taken: (wall - wall of the same call with one token) / (tokens - 1)."""
+    samples, device_ms, host_ms = [], [], []
+    for repeat in range(repeats):
+        rng = random.Random(repeat)
+        prompts = [[rng.randrange(10000) for _ in range(128)] for _ in range(batch)]
+        short, _ = run(core, [start(f"s{repeat}-{i}", p, 1) for i, p in enumerate(prompts)])
+        prompts = [[rng.randrange(10000) for _ in range(128)] for _ in range(batch)]
+        long, steps = run(core, [start(f"l{repeat}-{i}", p, num_tokens) for i, p in enumerate(prompts)])
+        samples.append((long - short) / (num_tokens - 1) * 1e3)
+        pure = [s for s in steps if s.load.decode_tokens == batch and not s.load.prefill_tokens]
+        device_ms.append(statistics.median(s.step_seconds for s in pure) * 1e3)
+        host_ms.append(statistics.median(s.host_seconds for s in pure) * 1e3)
+    return {
+        "case": f"b{batch}", "metric": "ms_per_step", "samples": samples,
+        "device_ms": statistics.median(device_ms), "host_ms": statistics.median(host_ms),
+    }  # fmt: skip
+
+
+def nano(core: EngineCore, repeats: int) -> Result:
+    """The 256-request benchmark of nano-vllm, as defined in its README: output tokens a second."""
+    samples = []
+    for repeat in range(repeats):
+        rng = random.Random(0)
+        prompts = [[rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))] for _ in range(256)]
+        lengths = [rng.randint(100, 1024) for _ in range(256)]
+        # Every repeat has a salt of its own: a prefix cache must not serve the second run.
+        requests = [start(f"n{repeat}-{i}", p, n, 0.6) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
+        for request in requests:
+            request.cache_salt = str(repeat)
+        seconds, steps = run(core, requests)
+        samples.append(sum(lengths) / seconds)
+        print(
+            f"  nano: {seconds:.2f} s, {samples[-1]:.0f} tok/s, {len(steps)} frames, device "
+            f"{sum(s.step_seconds for s in steps):.2f} s, host {sum(s.host_seconds for s in steps):.2f} s, "
+            f"preemptions {steps[-1].load.preemptions}", flush=True,
+        )  # fmt: skip
+    return {"case": "nano", "metric": "output_tokens_per_second", "samples": samples}
+
+
+def prefill(core: EngineCore, batch: int, length: int, repeats: int) -> Result:
+    """Prompt tokens a second until all have their first token."""
+    samples = []
+    for repeat in range(repeats):
+        rng = random.Random(1000 + repeat)
+        prompts = [[rng.randrange(10000) for _ in range(length)] for _ in range(batch)]
+        seconds, _ = run(core, [start(f"p{batch}-{repeat}-{i}", p, 1) for i, p in enumerate(prompts)])
+        samples.append(batch * length / seconds)
+    return {"case": f"{batch}x{length}", "metric": "tokens_per_second", "samples": samples}
+
+
+def main() -> None:
+    """Run and print; `--out` gets the raw results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--benches", default="decode,nano,prefill")
+    parser.add_argument("--batches", default="1,32,256")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    source = open_model(f"random:{options.model}", Path())
+    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    begin = time.perf_counter()
+    profile, cached = profile_device(found, Path("/tmp/dragoman-bench"))
+    print(f"profile in {time.perf_counter() - begin:.1f} s (cached: {cached})")
+    for name, value in profile.values.items():
+        if value.provenance == "measured":
+            print(f"  {name} {value.value:.4g} {value.unit} spread {value.spread:.3f}")
+    plan, _ = plan_cuda(profile, source.config, Limits(max_context_tokens=9216, max_num_seqs=256))
+    print(f"plan: blocks {plan.num_blocks}, step tokens {plan.max_batch_tokens}")
+    device = CudaDevice()
+    begin = time.perf_counter()
+    device.load(source, plan, lambda _: None)
+    print(f"loaded in {time.perf_counter() - begin:.1f} s: {device.info}", flush=True)
+    core = build_core(device, source, plan)
+    run(core, [start("warm", [1, 2, 3], 8)])
+    results: list[Result] = []
+    benches = options.benches.split(",")
+    if "decode" in benches:
+        for batch in map(int, options.batches.split(",")):
+            result = decode(core, batch, 512 if batch == 1 else 256, options.repeats)
+            predicted = plan.step_model.decode_step_seconds(batch, 128 + 128) * 1e3
+            result["predicted_ms"] = predicted
+            results.append(result)
+            print(f"  decode b{batch}: {result} predicted {predicted:.2f} ms", flush=True)
+    if "nano" in benches:
+        results.append(nano(core, options.repeats))
+    if "prefill" in benches:
+        for batch, length in ((1, 8192), (16, 1024)):
+            result = prefill(core, batch, length, options.repeats)
+            results.append(result)
+            print(f"  prefill: {result}", flush=True)
+    device.close()
+    if options.out:
+        body = {"model": options.model, "device": profile.device.name, "info": device.info, "results": results}
+        options.out.write_text(json.dumps(body, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()

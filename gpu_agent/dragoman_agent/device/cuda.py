@@ -1,0 +1,339 @@
+"""The CUDA backend: one model in the device's memory, a graph for each decode batch size, steps in order on one stream."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from dragoman_agent.device.base import DeviceError, LoadProgress, ProgressFn, StepBatch, StepResult
+from dragoman_agent.device.checks import check_batch
+from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
+from dragoman_agent.device.cuda_weights import load_weights
+from dragoman_agent.device.warm_up import warm_up_batch
+from dragoman_agent.engine.philox import uniforms
+from dragoman_agent.engine.sampler import Sampled, sample
+from dragoman_agent.model.layers import PagedCache
+from dragoman_agent.model.llama import LlamaWeights, forward
+from dragoman_agent.model.rope import rope_frequencies
+from dragoman_agent.model.source import ModelSource
+from dragoman_agent.pal.plan import Plan
+from dragoman_kernels.triton.attention_decode import DecodeWorkspace
+from dragoman_kernels.triton.attention_prefill import prefill_work_list
+from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
+from dragoman_kernels.triton.step_inputs import StepInputs
+
+log = logging.getLogger(__name__)
+
+_RING = 3  # steps whose host buffers may be under way at once
+_MIN_GEMM_ROWS = 8  # cuBLAS on Hopper is up to twice as slow at one row as at eight (narrow outputs)
+
+
+class CudaStepHandle:
+    """A step on the device; its results come to pinned memory."""
+
+    def __init__(
+        self, device: CudaDevice, slot: int, num_rows: int, sampled: Sampled | None, pooled: torch.Tensor
+    ) -> None:
+        self._device, self._slot, self._num_rows = device, slot, num_rows
+        self._sampled, self._pooled = sampled, pooled
+
+    def result(self) -> StepResult:
+        """See StepHandle."""
+        device, slot = self._device, self._slot
+        try:
+            device.ends[slot].synchronize()
+            seconds = device.begins[slot].elapsed_time(device.ends[slot]) * 1e-3
+            host = device.results[slot].numpy()[:, : self._num_rows]
+            result = StepResult(host[0].copy(), host[1].astype(np.bool_), seconds=seconds)
+            if self._sampled is not None:
+                _add_logprobs(result, self._sampled)
+            if len(self._pooled):
+                result.embeddings = self._pooled.float().cpu().numpy()
+        except torch.AcceleratorError as error:
+            raise DeviceError(f"the GPU failed during a step: {error}") from error
+        return result
+
+
+class CudaDevice:
+    """Implements Device."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int = 0) -> None:
+        """Raises DeviceError when the device cannot be opened."""
+        if not torch.cuda.is_available():
+            raise DeviceError("PyTorch sees no CUDA device; run `dragoman doctor` for the reason")
+        self._device = torch.device("cuda", index)
+        self.info: dict[str, Any] = {}
+        self._loaded = False
+
+    # Loading.
+
+    def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
+        """See Device."""
+        if self._loaded:
+            raise DeviceError("A model is already loaded on this device; open another device for another model.")
+        started = time.monotonic()
+        torch.cuda.set_device(self._device)
+        self._config, self._plan = model.config, plan
+        try:
+            with torch.inference_mode():
+                self._weights: LlamaWeights = load_weights(model, self._device, progress)
+                loaded = time.monotonic()
+                self._take_memory(progress)
+                self._warm_up(progress)
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(
+                f"{model.name} does not fit on the GPU: {str(error).splitlines()[0]} "
+                "Lower --memory-utilization or --max-context, or stop other processes on the GPU."
+            ) from error
+        self._loaded = True
+        seconds = loaded - started
+        self.info = {
+            "road": plan.road,
+            "road_detail": f"Triton kernels and cuBLAS on {torch.cuda.get_device_name(self._device)}",
+            "weight_bytes": model.total_bytes,
+            "load_seconds": time.monotonic() - started,
+            "weights_gb_per_second": round(model.total_bytes / seconds / 1e9, 2),
+            "graph_batch_sizes": list(self._graphs),
+        }
+
+    def _take_memory(self, progress: ProgressFn) -> None:
+        """The arena, taken once, and every buffer a step needs."""
+        config, plan, device = self._config, self._plan, self._device
+        progress(LoadProgress("kv", 0, plan.num_blocks, "steps"))
+        size = (config.num_layers, plan.num_blocks, config.num_kv_heads, plan.page_size, config.head_dim)
+        self._cache = PagedCache(
+            torch.zeros(size, dtype=torch.bfloat16, device=device),
+            torch.zeros(size, dtype=torch.bfloat16, device=device),
+        )
+        progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
+        frequencies, factor = rope_frequencies(config)
+        angles = torch.outer(
+            torch.arange(plan.max_context_tokens, dtype=torch.float64), torch.from_numpy(frequencies).double()
+        )
+        self._ops = CudaOps((angles.cos() * factor).float().to(device), (angles.sin() * factor).float().to(device))
+        rows = max(plan.max_num_seqs, _MIN_GEMM_ROWS)
+        self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
+        self._inputs = StepInputs(rows, self._max_num_blocks, device)
+        self._sampling = SamplingWorkspace(rows, config.vocab_size, device)
+        self._decode = DecodeWorkspace(
+            rows, config.num_heads, config.head_dim, _max_splits(config.num_kv_heads), device
+        )
+        self._results = torch.zeros((2, rows), dtype=torch.int32, device=device)
+        words = 4 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
+        self._staging = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+        self._packed = torch.zeros(words, dtype=torch.int32, device=device)
+        self.results = [torch.zeros((2, rows), dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+        self.begins = [_event() for _ in range(_RING)]
+        self.ends = [_event() for _ in range(_RING)]
+        self._serial = 0
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+
+    def _warm_up(self, progress: ProgressFn) -> None:
+        """Compile the kernels with a prefill and a decode step, then capture the graphs, largest first."""
+        sizes = sorted((s for s in self._plan.graph_batch_sizes if s <= self._plan.max_num_seqs), reverse=True)
+        total = 2 + len(sizes)
+        # Long enough for a tile without and one with a mask, so that nothing compiles in a user's step.
+        chunk = min(200, self._plan.max_batch_tokens, (self._plan.num_blocks - 1) * self._plan.page_size - 1)
+        for done, (start, count) in enumerate(((0, chunk), (chunk, 1))):
+            progress(LoadProgress("warmup", done, total, "steps"))
+            self._run(warm_up_batch(self._plan.page_size, start, count)).result()
+        for done, size in enumerate(sizes, 2):
+            progress(LoadProgress("warmup", done, total, "steps"))
+            self._capture(size)
+        progress(LoadProgress("warmup", total, total, "steps"))
+
+    def _capture(self, size: int) -> None:
+        with torch.cuda.stream(self._stream):
+            self._decode_step(size)  # compiles what this size needs
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            logits = self._decode_step(size)
+        self._graphs[size] = (graph, logits)
+
+    # Steps.
+
+    def submit(self, batch: StepBatch) -> CudaStepHandle:
+        """See Device."""
+        if not self._loaded:
+            raise DeviceError("No model is loaded on this device; load one first.")
+        try:
+            check_batch(batch, self._config, self._plan)
+        except ValueError as error:
+            raise DeviceError(f"Step {batch.step} is malformed: {error}") from error
+        try:
+            with torch.inference_mode():
+                return self._run(batch)
+        except (torch.AcceleratorError, torch.OutOfMemoryError) as error:
+            raise DeviceError(f"Step {batch.step} failed on the GPU: {str(error).splitlines()[0]}") from error
+
+    def last_logits(self) -> torch.Tensor:
+        """Logits [num_samples, vocab_size] bfloat16 of the last step; the next step overwrites them. For checks."""
+        self._stream.synchronize()
+        return self._logits
+
+    def close(self) -> None:
+        """See Device."""
+        if self._loaded:
+            torch.cuda.synchronize(self._device)
+            self._loaded = False
+            del self._graphs, self._cache, self._weights, self._logits
+            torch.cuda.empty_cache()
+
+    def _run(self, batch: StepBatch) -> CudaStepHandle:
+        slot = self._serial % _RING
+        self._serial += 1
+        self.ends[slot].synchronize()  # its buffers are free once its step is done
+        num_seqs, num_rows = len(batch.context_lens), len(batch.sample_seqs)
+        size = next((s for s in sorted(self._graphs) if s >= num_seqs), None)
+        is_decode = len(batch.token_ids) == num_seqs == num_rows and not len(batch.pool_seqs)
+        with torch.cuda.stream(self._stream):
+            self.begins[slot].record()
+            pooled = self._results[:0]
+            if is_decode and size is not None:
+                self._fill_decode(batch, slot, max(size, _MIN_GEMM_ROWS))
+                graph, logits = self._graphs[size]
+                graph.replay()
+            else:
+                logits, pooled = self._mixed_step(batch, slot)
+            sampled = None
+            self._logits = logits
+            if not _is_simple(batch):
+                sampled = sample(logits[:num_rows].float(), batch.sampling)
+                self._results[0, :num_rows] = sampled.token_ids.int()
+                self._results[1, :num_rows] = sampled.finite.int()
+            self.results[slot].copy_(self._results, non_blocking=True)
+            self.ends[slot].record()
+        return CudaStepHandle(self, slot, num_rows, sampled, pooled)
+
+    def _fill_decode(self, batch: StepBatch, slot: int, num_padded: int) -> None:
+        """One copy to the device, spread over the static arrays that the graphs read."""
+        num_rows = len(batch.token_ids)
+        width = -(-int(batch.context_lens.max()) // self._plan.page_size)
+        host = self._staging[slot].numpy()
+        head = host[: 7 * num_rows]
+        head[: 4 * num_rows].reshape(4, num_rows)[:] = (
+            batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens,
+        )  # fmt: skip
+        head[4 * num_rows : 5 * num_rows] = batch.sampling.temperatures.view(np.int32)
+        head[5 * num_rows :] = _uniforms(batch).view(np.int32)
+        words = num_rows * (7 + width)
+        host[7 * num_rows : words].reshape(num_rows, width)[:] = batch.block_tables[:, :width]
+        self._packed[:words].copy_(self._staging[slot][:words], non_blocking=True)
+        self._inputs.unpack(self._packed, num_rows, num_padded, width)
+
+    def _decode_step(self, size: int) -> torch.Tensor:
+        """Forward and sample the first `size` rows of the static arrays; logits [size, vocab_size]."""
+        inputs = self._inputs
+        rows = max(size, _MIN_GEMM_ROWS)
+        part = DecodePart(
+            inputs.block_tables[:size], inputs.context_lens[:size], num_splits(size, self._config.num_kv_heads)
+        )
+        step = CudaStep(
+            inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None, self._decode
+        )
+        hidden = forward(self._config, self._weights, self._cache, step, self._ops)
+        logits = self._ops.linear(hidden, self._weights.head, None)[:size]
+        sample_rows(logits, inputs.temperatures, inputs.uniforms, self._sampling, self._results[0], self._results[1])
+        return logits
+
+    def _mixed_step(self, batch: StepBatch, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step with prefill, kernel by kernel; logits of the sampled rows and hidden states of the pooled ones."""
+        step, temperatures, draws = self._mixed_inputs(batch, slot)
+        hidden = forward(self._config, self._weights, self._cache, step, self._ops)
+        num_rows = len(batch.sample_seqs)
+        logits = self._ops.linear(hidden[:num_rows], self._weights.head, None)
+        if num_rows and _is_simple(batch):
+            sample_rows(logits, temperatures, draws, self._sampling, self._results[0], self._results[1])
+        return logits, hidden[num_rows:]
+
+    def _mixed_inputs(self, batch: StepBatch, slot: int) -> tuple[CudaStep, torch.Tensor, torch.Tensor]:
+        num_queries = np.diff(batch.query_starts)
+        others = np.flatnonzero(num_queries > 1)
+        num_decodes = int(others[0]) if len(others) else len(num_queries)
+        starts = batch.query_starts[num_decodes:] - num_decodes
+        lens = batch.context_lens[num_decodes:]
+        width = -(-int(batch.context_lens.max()) // self._plan.page_size)
+        last = batch.query_starts[1:][np.concatenate((batch.sample_seqs, batch.pool_seqs))] - 1
+        parts = {
+            "uniforms": _uniforms(batch).view(np.int32),  # first: float64 must lie on 8 bytes
+            "token_ids": batch.token_ids,
+            "positions": batch.positions,
+            "slots": batch.slot_mapping,
+            "context_lens": batch.context_lens,
+            "starts": starts,
+            "last": last.astype(np.int32),
+            "temperatures": batch.sampling.temperatures.view(np.int32),
+            "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
+            "work": prefill_work_list(starts, lens, self._ops.block_m).ravel() if len(lens) else lens,
+        }
+        ends = np.cumsum([len(part) for part in parts.values()])
+        words = int(ends[-1])
+        if words > len(self._packed):
+            raise DeviceError(f"Step {batch.step} needs {words} words of metadata, {len(self._packed)} were planned")
+        np.concatenate(list(parts.values()), out=self._staging[slot].numpy()[:words])
+        self._packed[:words].copy_(self._staging[slot][:words], non_blocking=True)
+        views = {
+            name: self._packed[int(end) - len(part) : int(end)]
+            for (name, part), end in zip(parts.items(), ends, strict=True)
+        }
+        tables = views["tables"].view(-1, width)
+        decode = prefill = None
+        if num_decodes:
+            splits = num_splits(num_decodes, self._config.num_kv_heads)
+            decode = DecodePart(tables[:num_decodes], views["context_lens"][:num_decodes], splits)
+        if len(lens):
+            prefill = PrefillPart(
+                tables[num_decodes:], views["starts"], views["context_lens"][num_decodes:], views["work"].view(-1, 2)
+            )
+        step = CudaStep(
+            views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill, self._decode
+        )
+        return step, views["temperatures"].view(torch.float32), views["uniforms"].view(torch.float64)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def num_splits(num_seqs: int, num_kv_heads: int) -> int:
+    """Parts of each context in decode attention: enough programs for about one a multiprocessor, at most 16."""
+    splits = 1
+    while splits < 16 and num_seqs * num_kv_heads * splits * 2 <= 144:
+        splits *= 2
+    return splits
+
+
+def _max_splits(num_kv_heads: int) -> int:
+    return num_splits(1, num_kv_heads)
+
+
+def _is_simple(batch: StepBatch) -> bool:
+    """Whether the rows need no more than temperature: the kernel in the graph has then sampled them."""
+    sampling = batch.sampling
+    if sampling.penalties or sampling.logit_bias or sampling.banned or sampling.allowed:
+        return False
+    plain = (sampling.top_ks == 0) & (sampling.top_ps >= 1.0) & (sampling.min_ps <= 0.0)
+    greedy = sampling.temperatures < 1e-5
+    return bool((plain | greedy).all() and (sampling.num_logprobs < 0).all())
+
+
+def _uniforms(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.float64]]:
+    sampling = batch.sampling
+    return uniforms(sampling.seeds, sampling.choices, sampling.cursors)
+
+
+def _add_logprobs(result: StepResult, sampled: Sampled) -> None:
+    if sampled.logprobs is not None:
+        result.logprobs = sampled.logprobs.cpu().numpy()
+    if sampled.top_ids is not None and sampled.top_logprobs is not None:
+        result.top_ids = sampled.top_ids.int().cpu().numpy()
+        result.top_logprobs = sampled.top_logprobs.cpu().numpy()

@@ -1,0 +1,111 @@
+"""The Llama family's operations on a CUDA device: cuBLAS products, our Triton kernels for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.model.layers import PagedCache
+from dragoman_kernels.triton.activation import silu_mul
+from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
+from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
+from dragoman_kernels.triton.norm import rms_norm
+from dragoman_kernels.triton.rope_cache import rope_and_cache
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePart:
+    """The step's first sequences, one query token each."""
+
+    block_tables: Tensor  # int32 [num_seqs, width]
+    context_lens: Tensor  # int32 [num_seqs]
+    num_splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPart:
+    """The step's other sequences."""
+
+    block_tables: Tensor  # int32 [num_seqs, width]
+    query_starts: Tensor  # int32 [num_seqs + 1], 0 at the first of their tokens
+    context_lens: Tensor  # int32 [num_seqs]
+    work_list: Tensor  # int32 [num_items, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    """A step's tensors on the device: decode tokens first, then prefill tokens."""
+
+    token_ids: Tensor  # int32 [num_tokens]
+    last_rows: Tensor | None  # int32; None: every row is wanted
+    positions: Tensor  # int32 [num_tokens]
+    slots: Tensor  # int32 [num_tokens]
+    decode: DecodePart | None
+    prefill: PrefillPart | None
+    workspace: DecodeWorkspace
+
+
+class CudaOps:
+    """See Ops in model/layers.py."""
+
+    block_m = 64  # queries of a prefill work item; measured best with 64-token pages, see benchmarks/kernels_gpu.py
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device."""
+        self._cos, self._sin = cos, sin
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Ops."""
+        return rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See Ops; overwrites `residual`."""
+        return rms_norm(x, weight, eps, residual), residual
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Ops."""
+        return functional.linear(x, weight, bias)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See Ops."""
+        return silu_mul(gate_up)
+
+    def attention(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        cache: PagedCache,
+        layer: int,
+        step: CudaStep,
+        config: ModelConfig,
+    ) -> Tensor:
+        """See Ops."""
+        keys, values = cache.keys[layer], cache.values[layer]
+        q = rope_and_cache(
+            qkv, keys, values, self._cos, self._sin, step.positions, step.slots,
+            config.num_heads, q_norm, k_norm, config.rms_norm_eps,
+        )  # fmt: skip
+        decode, prefill = step.decode, step.prefill
+        if decode is not None and prefill is None and len(decode.context_lens) == len(q):
+            return self._decode(q, keys, values, decode, step.workspace).view(len(q), -1)
+        out = torch.empty_like(q) if prefill is not None else torch.zeros_like(q)  # padding rows stay zero
+        num_decodes = len(decode.context_lens) if decode is not None else 0
+        if decode is not None:
+            out[:num_decodes] = self._decode(q[:num_decodes], keys, values, decode, step.workspace)
+        if prefill is not None:
+            out[num_decodes:] = paged_prefill_attention(
+                q[num_decodes:], keys, values, prefill.block_tables, prefill.query_starts, prefill.context_lens,
+                prefill.work_list, block_m=self.block_m, num_stages=3, num_warps=4,
+            )  # fmt: skip
+        return out.view(len(q), -1)
+
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, workspace: DecodeWorkspace) -> Tensor:
+        return paged_decode_attention(
+            q, keys, values, part.block_tables, part.context_lens, workspace, part.num_splits,
+            num_stages=5 if len(q) <= 64 else 3, num_warps=4 if part.num_splits > 1 else 2,
+        )  # fmt: skip
