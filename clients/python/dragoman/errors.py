@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import grpc
 from google.protobuf import duration_pb2
@@ -38,7 +39,8 @@ def traits(reason: ErrorReason) -> Traits:
     """The catalogue's entry of a reason. A number this version does not know counts as INTERNAL."""
     values = error_pb2.ErrorReason.DESCRIPTOR.values_by_number
     descriptor = values.get(reason) or values[error_pb2.ERROR_REASON_INTERNAL]
-    entry = descriptor.GetOptions().Extensions[error_pb2.traits]
+    extensions: Any = descriptor.GetOptions().Extensions  # the stubs type an extension as a plain descriptor
+    entry: error_pb2.ErrorTraits = extensions[error_pb2.traits]
     return Traits(
         reason=reason,
         grpc_code=_GRPC_CODES[entry.grpc_code],
@@ -135,7 +137,7 @@ _FALLBACK_REASONS = {
 
 def from_rpc_error(error: grpc.RpcError) -> DragomanError:
     """The exception behind a failed call: the detail in its trailing metadata, else the nearest reason of its code."""
-    trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in trailing or ():
         if key == ERROR_METADATA_KEY:
             detail = error_pb2.ErrorDetail()

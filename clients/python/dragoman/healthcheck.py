@@ -15,7 +15,7 @@ def check(address: str, service: str = "", timeout_seconds: float = 2.0) -> str:
     request = (b"\x0a" + bytes([len(name)]) + name) if name else b""  # HealthCheckRequest {service: name}
     try:
         with grpc.insecure_channel(address) as channel:
-            call = channel.unary_unary("/grpc.health.v1.Health/Check")
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
             answer: bytes = call(request, timeout=timeout_seconds)
     except grpc.RpcError as error:
         return f"{address} {service}: {error.code().name}: {error.details()}"
@@ -27,7 +27,7 @@ def main() -> int:
     if not 2 <= len(sys.argv) <= 3:
         print("usage: python -m dragoman.healthcheck HOST:PORT [SERVICE]", file=sys.stderr)
         return 2
-    problem = check(*sys.argv[1:])
+    problem = check(sys.argv[1], "".join(sys.argv[2:]))
     if problem:
         print(problem, file=sys.stderr)
     return 1 if problem else 0

@@ -55,7 +55,10 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
     model.check()
     device = open_device(
         config.device,
-        index=config.plan.device_index, cache_dir=config.cache_path, null_oracle=config.null_oracle, null_speed=config.null_speed
+        index=config.plan.device_index,
+        cache_dir=config.cache_path,
+        null_oracle=config.null_oracle,
+        null_speed=config.null_speed,
     )
     try:
         device.load(model, config.plan, report)
