@@ -6,11 +6,14 @@ python benchmarks/engine_gpu.py MODEL [--benches decode,nano,prefill] [--out FIL
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import random
 import statistics
 import time
 from pathlib import Path
+
+import pynvml
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.engine.core import EngineCore
@@ -18,6 +21,7 @@ from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
 from dragoman_agent.model.source import open_model
 from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits
 from dragoman_agent.pal.planner_cuda import plan_cuda
 from dragoman_agent.pal.probe import profile_device
@@ -55,10 +59,9 @@ def decode(core: EngineCore, batch: int, num_tokens: int, repeats: int) -> Resul
         pure = [s for s in steps if s.load.decode_tokens == batch and not s.load.prefill_tokens]
         device_ms.append(statistics.median(s.step_seconds for s in pure) * 1e3)
         host_ms.append(statistics.median(s.host_seconds for s in pure) * 1e3)
-    return {
-        "case": f"b{batch}", "metric": "ms_per_step", "samples": samples,
-        "device_ms": statistics.median(device_ms), "host_ms": statistics.median(host_ms),
-    }  # fmt: skip
+    device, host = statistics.median(device_ms), statistics.median(host_ms)
+    note = f"median step on the device {device:.3f} ms, host work {host:.3f} ms"
+    return {"bench": "decode", "case": f"b{batch}", "metric": "ms_per_step", "samples": samples, "note": note}
 
 
 def nano(core: EngineCore, repeats: int) -> Result:
@@ -79,7 +82,7 @@ def nano(core: EngineCore, repeats: int) -> Result:
             f"{sum(s.step_seconds for s in steps):.2f} s, host {sum(s.host_seconds for s in steps):.2f} s, "
             f"preemptions {steps[-1].load.preemptions}", flush=True,
         )  # fmt: skip
-    return {"case": "nano", "metric": "output_tokens_per_second", "samples": samples}
+    return {"bench": "nano", "case": "nano", "metric": "output_tokens_per_second", "samples": samples}
 
 
 def prefill(core: EngineCore, batch: int, length: int, repeats: int) -> Result:
@@ -90,7 +93,28 @@ def prefill(core: EngineCore, batch: int, length: int, repeats: int) -> Result:
         prompts = [[rng.randrange(10000) for _ in range(length)] for _ in range(batch)]
         seconds, _ = run(core, [start(f"p{batch}-{repeat}-{i}", p, 1) for i, p in enumerate(prompts)])
         samples.append(batch * length / seconds)
-    return {"case": f"{batch}x{length}", "metric": "tokens_per_second", "samples": samples}
+    return {"bench": "prefill", "case": f"{batch}x{length}", "metric": "tokens_per_second", "samples": samples}
+
+
+def predict_nano(plan: Plan) -> float:
+    """Tokens a second by the step model alone: its prefill, then each step at its batch and mean context."""
+    rng = random.Random(0)
+    prompts = [len([rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))]) for _ in range(256)]
+    lengths = [rng.randint(100, 1024) for _ in range(256)]
+    seconds = plan.step_model.prefill_seconds(sum(prompts))
+    for step in range(max(lengths)):
+        alive = [p + step for p, n in zip(prompts, lengths, strict=True) if n > step]
+        seconds += plan.step_model.decode_step_seconds(len(alive), sum(alive) / len(alive))
+    return sum(lengths) / seconds
+
+
+def environment(index: int) -> dict[str, object]:
+    """Driver, clocks under load and versions, for the record."""
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    clocks = [pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)]
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
+    return {"driver": pynvml.nvmlSystemGetDriverVersion(), "clocks_mhz": clocks, "versions": versions}
 
 
 def main() -> None:
@@ -124,19 +148,26 @@ def main() -> None:
         for batch in map(int, options.batches.split(",")):
             result = decode(core, batch, 512 if batch == 1 else 256, options.repeats)
             predicted = plan.step_model.decode_step_seconds(batch, 128 + 128) * 1e3
-            result["predicted_ms"] = predicted
+            result["predicted"] = predicted
             results.append(result)
             print(f"  decode b{batch}: {result} predicted {predicted:.2f} ms", flush=True)
     if "nano" in benches:
-        results.append(nano(core, options.repeats))
+        result = nano(core, options.repeats)
+        result["predicted"] = predict_nano(plan)
+        results.append(result)
+        print(f"  nano predicted {result['predicted']:.0f}")
     if "prefill" in benches:
         for batch, length in ((1, 8192), (16, 1024)):
             result = prefill(core, batch, length, options.repeats)
+            result["predicted"] = plan.step_model.prefill_tokens_per_second
             results.append(result)
             print(f"  prefill: {result}", flush=True)
     device.close()
     if options.out:
-        body = {"model": options.model, "device": profile.device.name, "info": device.info, "results": results}
+        body = {
+            "model": options.model, "device": profile.device.name, "info": device.info, "results": results,
+            **environment(profile.device.index),
+        }  # fmt: skip
         options.out.write_text(json.dumps(body, indent=1, default=str))
 
 
