@@ -195,3 +195,18 @@ def test_models_fetch_from_a_file(dragoman: Dragoman, tmp_path: Path, embedded_m
     assert "checking and storing: 93.8 MiB of 93.8 MiB" in done.stderr
     shown = json.loads(dragoman("models", "show", "--json", "--cache-dir", str(tmp_path)).stdout)
     assert (shown["name"], shown["num_layers"]) == ("SmolLM2-135M-Instruct", 30)
+
+
+def test_models_verify_and_show(dragoman: Dragoman, tmp_path: Path, embedded_model_path: Path) -> None:
+    done = dragoman("models", "verify", str(embedded_model_path))
+    assert done.returncode == 0, done.stderr
+    assert "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53" in done.stdout
+    assert "272 tensors, 134515008 values, all finite (Q8_0 1, F32 61, Q4_1 210)" in done.stdout
+    assert "hashing files: 93.8 MiB of 93.8 MiB" in done.stderr
+    found = json.loads(dragoman("models", "verify", str(embedded_model_path), "--json").stdout)
+    assert (found["num_tensors"], found["files"][0]["path"]) == (272, str(embedded_model_path))
+    shown = dragoman("models", "show", "random:qwen3-8b").stdout
+    assert "num_parameters           8190735360\n" in shown
+    assert "chat_template            yes\n" in shown
+    (tmp_path / "pytorch_model.bin").touch()
+    assert_error(dragoman("models", "verify", str(tmp_path)), "only as pickles", "convert the model to safetensors")

@@ -20,6 +20,8 @@ _PHASES = {
     "warmup": "warming up",
     "download": "downloading",
     "copy": "checking and storing",
+    "hash": "hashing files",
+    "values": "checking values",
 }
 # On a pipe, a phase is worth a line at its beginning, at its end, and this often between.
 _LINE_SECONDS = 2.0

@@ -18,7 +18,7 @@ VERBS = {
     "ps": ("ps", "Show agents, their load, and what runs."),
     "probe": ("probe", "Measure the devices of this machine; show what was chosen and why."),
     "doctor": ("doctor", "Check this machine and say how to fix what is wrong."),
-    "models": ("models", "List, show and fetch models."),
+    "models": ("models", "List, show, verify and fetch models."),
     "bench": ("bench", "Measure against other engines."),
     "config": ("config_show", "Show the settings in effect and where each came from."),
     "version": ("version", "Show versions."),

@@ -1,7 +1,8 @@
-"""`dragoman models ls | show | fetch`."""
+"""`dragoman models ls | show | verify | fetch`."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ from dragoman_cli.console import make_console
 from dragoman_cli.failure import Failure, require_extras
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, show and fetch models."
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, show, verify and fetch models."
 )
 
 CacheDir = Annotated[
@@ -54,14 +55,43 @@ def show(
 ) -> None:
     """Show what a model is, from its metadata; the weights are not read."""
     require_extras("agent", purpose="dragoman models show")
-    from dragoman_agent.model.source import open_model
+    from dragoman_agent.model.describe import describe
+    from dragoman_cli.ready import human_bytes
 
-    facts = _facts(_known(lambda: open_model(model, _resolved(cache_dir))))
+    facts = _known(lambda: describe(_opened(model, cache_dir)))
     if as_json:
         print(json.dumps(facts))
         return
     for name, value in facts.items():
-        print(f"{name:<24} {value}")
+        shown = f"{value} ({human_bytes(value)})" if name.endswith("bytes") else _in_words(value)
+        print(f"{name:<24} {shown}")
+
+
+@app.command()
+def verify(
+    model: str = typer.Argument("embedded", help="A directory, a file, or a known name."),
+    cache_dir: CacheDir = None,
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Read a model fully: every value must be finite; prints the SHA-256 of each file."""
+    require_extras("agent", purpose="dragoman models verify")
+    from dragoman_agent.model.verify import verify as verify_model
+    from dragoman_cli.loading import Loading
+
+    with Loading(Console(stderr=True)) as loading:
+        found = _known(
+            lambda: verify_model(
+                _opened(model, cache_dir),
+                progress=lambda phase, done, total: loading.report(phase, done, total, "bytes"),
+            )
+        )
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found), default=str))
+        return
+    for file in found.files:
+        published = "" if file.matches is None else "  (as published)"
+        print(f"{file.sha256}  {file.path}{published}")
+    print(f"{found.num_tensors} tensors, {found.num_values} values, all finite ({_in_words(found.dtypes)})")
 
 
 @app.command()
@@ -94,6 +124,25 @@ def fetch(
     print(path)
 
 
+def _opened(model: str, cache_dir: Path | None) -> Any:
+    """The model, checked from its headers."""
+    from dragoman_agent.model.source import open_model
+
+    source = open_model(model, _resolved(cache_dir))
+    source.check()
+    return source
+
+
+def _in_words(value: Any) -> str:
+    if value is None or value == [] or value == {}:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _resolved(cache_dir: Path | None) -> Path:
     from dragoman_agent.model.embedded import default_cache_dir
 
@@ -112,7 +161,7 @@ def _known(call: Any) -> Any:
 
 def _listed(cache: Path) -> list[dict[str, Any]]:
     from dragoman_agent.model.embedded import EMBEDDED_BYTES, EMBEDDED_NAME, FETCH_COMMAND, embedded_target
-    from dragoman_agent.model.registry import list_models
+    from dragoman_agent.model.listing import list_models
 
     target = embedded_target(cache)
     found = list_models(cache)
@@ -130,13 +179,3 @@ def _listed(cache: Path) -> list[dict[str, Any]]:
         missing: dict[str, Any] = {"model": f"embedded ({EMBEDDED_NAME})", "bytes": EMBEDDED_BYTES, "parameters": None}
         rows.insert(0, {**missing, "state": f"not fetched: {FETCH_COMMAND}", "path": str(target)})
     return rows
-
-
-def _facts(source: Any) -> dict[str, Any]:
-    config = source.config
-    facts: dict[str, Any] = {"name": source.name, "digest": source.digest, "bytes": source.total_bytes}
-    for name in getattr(config, "__dataclass_fields__", {}):
-        value = getattr(config, name)
-        if isinstance(value, (int, float, str, bool)):
-            facts[name] = value
-    return facts

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from dragoman_agent.model.config import ModelConfig, RopeScaling
-from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.gguf import GgufFile
 from dragoman_agent.model.metadata import Metadata
 
@@ -244,29 +242,3 @@ def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> list[fl
             )
             factors.append(1 / ((1 - smooth) / scaling.factor + smooth))
     return factors
-
-
-@dataclass(frozen=True, slots=True)
-class ModelListing:
-    """One model file in the cache, as `dragoman models ls` shows it."""
-
-    name: str
-    path: Path
-    num_bytes: int
-    architecture: str | None  # None when `problem` says why it cannot be read
-    num_parameters: int | None
-    problem: str | None = None
-
-
-def list_models(cache_dir: Path) -> list[ModelListing]:
-    """Every GGUF file below `cache_dir`/models, by name; unreadable ones are listed with their problem."""
-    return [_listing(path) for path in sorted((cache_dir / "models").rglob("*.gguf"))]
-
-
-def _listing(path: Path) -> ModelListing:
-    num_bytes = path.stat().st_size
-    try:
-        config = config_from_gguf(GgufFile(path), path.stem, ())
-    except ModelFileError as error:
-        return ModelListing(path.stem, path, num_bytes, None, None, error.what)
-    return ModelListing(path.stem, path, num_bytes, config.architecture, config.num_parameters)

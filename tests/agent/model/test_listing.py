@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.agent.model.checkpoints import save_checkpoint
+
 from dragoman_agent.model.gguf_source import GgufSource
-from dragoman_agent.model.registry import list_models, needed_tensors
+from dragoman_agent.model.listing import list_models
+from dragoman_agent.model.registry import needed_tensors
 
 
 def test_models_are_listed_and_damaged_ones_say_why(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -20,6 +23,18 @@ def test_models_are_listed_and_damaged_ones_say_why(make_model: Callable[..., Pa
     assert "13 bytes are too few" in bad.problem
     assert (listed.name, listed.path, listed.architecture, listed.problem) == ("good", good, "llama", None)
     assert listed.num_bytes == good.stat().st_size
+
+
+def test_safetensors_directories_are_listed(tmp_path: Path) -> None:
+    model = save_checkpoint(tmp_path / "models" / "whole", "qwen2", max_shard_size="60KB")
+    save_checkpoint(tmp_path / "models" / "cut", "llama", max_shard_size="60KB")
+    next((tmp_path / "models" / "cut").glob("*.safetensors")).unlink()
+    cut, whole = list_models(tmp_path)
+    assert (cut.name, cut.architecture) == ("cut", None)
+    assert cut.problem is not None
+    assert "is missing" in cut.problem
+    assert (whole.name, whole.architecture, whole.problem) == ("whole", "qwen2", None)
+    assert whole.num_parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_an_empty_cache_has_none(tmp_path: Path) -> None:
