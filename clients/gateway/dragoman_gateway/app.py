@@ -24,7 +24,7 @@ from dragoman_gateway.chat import chat_completions
 from dragoman_gateway.completions import completions
 from dragoman_gateway.errors import ApiError, from_dragoman
 from dragoman_gateway.http import CLIENT_CLOSED_REQUEST, ClientGone, error_reply, parse_json_object, read_body
-from dragoman_gateway.streaming import internal_error
+from dragoman_gateway.streaming import SEND_KEY, internal_error
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class GatewayApp:
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
+        scope[SEND_KEY] = send
         scope["path"] = _SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
         started = False
 

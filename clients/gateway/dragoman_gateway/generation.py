@@ -95,6 +95,8 @@ class Generation:
         self._delivered: list[list[int]] = [[] for _ in range(spec.num_choices)]
         self._finishes: list[generation_service_pb2.ChoiceFinish | None] = [None] * spec.num_choices
         self._credit = window
+        self._credit_step = max(window // 2, 1)
+        self._num_uncredited = 0  # tokens of all choices since the last grant
         self._seed = 0
         self._epoch = 0
         self._agent_id = ""  # where the stream last ran
@@ -134,13 +136,14 @@ class Generation:
 
     def written(self) -> None:
         """Everything `next` gave has been taken by the client: grant credit for as much again."""
-        if self._finished or self._link is None:
+        # Half the window at a time, so that credit costs one message in 128 tokens and not one each.
+        if self._num_uncredited < self._credit_step or self._finished or self._link is None:
             return
         open_choices = [len(ids) for ids, end in zip(self._delivered, self._finishes, strict=True) if end is None]
         until = min(open_choices, default=0) + self._window
-        # A quarter of the window at a time, so that credit costs one message in 64 tokens and not one each.
-        if until >= self._credit + max(self._window // 4, 1):
+        if until >= self._credit + self._credit_step:
             self._credit = until
+            self._num_uncredited = 0
             self._link.credit(self._stream_id, until)
 
     def abort(self, error: Exception) -> None:
@@ -212,6 +215,7 @@ class Generation:
             self.outcome.first_token = time.monotonic()
         delivered.extend(delta.token_ids)
         self.outcome.output_tokens += len(delta.token_ids)
+        self._num_uncredited += len(delta.token_ids)
         if delta.HasField("finish"):
             self._finishes[delta.choice_index] = delta.finish
             if delta.finish.reason == generation_service_pb2.FINISH_REASON_CANCELLED:

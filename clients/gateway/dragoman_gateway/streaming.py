@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
 TRANSPORT_KEY = "dragoman.transport"
+SEND_KEY = "dragoman.send"  # the server's own, without the layers that only look at the headers
 
 
 class Source(Protocol):
@@ -148,13 +149,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the stream to its end."""
-        writer = _Writer(send, scope.get(TRANSPORT_KEY), self._source)
+        writer = _Writer(scope.get(SEND_KEY, send), scope.get(TRANSPORT_KEY), self._source)
         gone = asyncio.ensure_future(client_gone(receive))
         gone.add_done_callback(lambda task: None if task.cancelled() else self._source.abort(ClientGone()))
         self._active.add(writer)
         outcome, failure = "cancelled", None
         try:
-            await writer.write({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             failure = await self._pump(writer)
             outcome = "cancelled" if isinstance(failure, ClientGone) else "ok" if failure is None else "error"
         finally:
