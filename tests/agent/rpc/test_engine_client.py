@@ -80,10 +80,12 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     made = Rig()
     await made.client.start()
-    async with asyncio.timeout(30):
-        await made.listener.ready.wait()
-    yield made
-    await made.client.stop(3)
+    try:
+        async with asyncio.timeout(30):
+            await made.listener.ready.wait()
+        yield made
+    finally:
+        await made.client.stop(3)
 
 
 async def test_events_reach_their_sink_and_one_end_is_told(rig: Rig) -> None:

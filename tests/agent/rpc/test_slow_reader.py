@@ -11,7 +11,7 @@ import pytest
 from dragoman.channel import channel_options
 from dragoman.errors import from_rpc_error
 from dragoman.v1 import error_pb2, generation_service_pb2_grpc
-from dragoman.v1.generation_service_pb2 import GenerateRequest, StopCriteria
+from dragoman.v1.generation_service_pb2 import GenerateRequest, SamplingParameters, StopCriteria
 from dragoman_agent.agent import Agent
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.engine.messages import Failed
@@ -26,10 +26,12 @@ async def agent() -> Any:
     with prepare(settings) as prepared:
         made = Agent(settings, prepared)
         running = asyncio.create_task(made.run())
-        await until_serving(made)
-        yield made
-        made._finish(0)
-        assert await running == 0
+        try:
+            await until_serving(made)
+            yield made
+        finally:
+            made._finish(0)
+            assert await running == 0
 
 
 async def until_serving(agent: Agent) -> None:
@@ -43,7 +45,13 @@ async def until_serving(agent: Agent) -> None:
 async def test_call_of_a_lost_reader_is_ended(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "LAST_WRITE_SECONDS", 0.2)
     async with grpc.aio.insecure_channel(agent._grpc_address, options=channel_options()) as channel:
-        request = GenerateRequest(request_id="slow", text="x", stop=StopCriteria(max_output_tokens=30_000))
+        # Log-probabilities make messages of half a kilobyte, so that the window is full after some hundred tokens.
+        request = GenerateRequest(
+            request_id="slow",
+            text="x",
+            stop=StopCriteria(max_output_tokens=30_000),
+            sampling=SamplingParameters(num_logprobs=20),
+        )
         call = generation_service_pb2_grpc.GenerationServiceStub(channel).Generate(request)
         await call.read()
         await until_stalled(agent)
@@ -61,7 +69,9 @@ async def test_call_of_a_lost_reader_is_ended(agent: Agent, monkeypatch: pytest.
 
 async def until_stalled(agent: Agent) -> None:
     """Until no token comes any more: the window is full and the credit used up."""
-    seen = -1
-    while seen != (now := agent._engine.live["slow"].num_emitted):
+    seen, num_same = -1, 0
+    while num_same < 4:
+        await asyncio.sleep(0.3)
+        now = agent._engine.live["slow"].num_emitted
+        num_same = num_same + 1 if now == seen else 0
         seen = now
-        await asyncio.sleep(0.5)
