@@ -54,8 +54,9 @@ class NullModel:
         """None."""
         return []
 
-    def will_need(self, name: str) -> None:
-        """Nothing to read ahead."""
+    def extent(self, name: str) -> NoReturn:
+        """Raises: there are no weights."""
+        self.tensor(name)
 
     def layout(self, name: str) -> NoReturn:
         """Raises: there are no weights."""

@@ -15,8 +15,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.generation import GenerationDefaults, read_beside
 from dragoman_agent.model.gguf import GgufFile, GgufTensor
 from dragoman_agent.model.gguf_tokenizer import end_token_ids, tokenizer_files_from_gguf
-from dragoman_agent.model.layout import TensorLayout
-from dragoman_agent.model.mapped import will_need
+from dragoman_agent.model.layout import TensorExtent, TensorLayout
 from dragoman_agent.model.metadata import Metadata
 from dragoman_agent.model.quant import FORMATS
 from dragoman_agent.model.registry import architecture_of, config_from_gguf, needed_tensors
@@ -105,10 +104,10 @@ class GgufSource:
         """`tensor_names` in the order in which their data lie in the file."""
         return sorted(self.tensor_names(), key=lambda name: self._tensor(name).offset)
 
-    def will_need(self, name: str) -> None:
-        """Ask the system to read a tensor ahead."""
+    def extent(self, name: str) -> TensorExtent | None:
+        """Where a tensor lies in the file; None when its rows are reordered."""
         stored = self._tensor(name)
-        will_need(self._file.mapped, stored.offset, stored.num_bytes)
+        return None if self._interleaved_heads(name) else TensorExtent(self.path, stored.offset, stored.num_bytes)
 
     @property
     def files(self) -> list[Path]:

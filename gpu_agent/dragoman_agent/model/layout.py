@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,4 +12,13 @@ class TensorLayout:
 
     dtype: str
     shape: tuple[int, int]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorExtent:
+    """Where a tensor's bytes lie in a file, exactly as `tensor` gives them."""
+
+    path: Path
+    offset: int
     num_bytes: int

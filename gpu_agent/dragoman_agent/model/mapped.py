@@ -20,10 +20,3 @@ def map_file(path: Path, kind: str, smallest_bytes: int) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelFileError(path, f"cannot be opened ({error.strerror or error})", "check the path") from None
-
-
-def will_need(mapped: mmap.mmap, offset: int, num_bytes: int) -> None:
-    """Ask the system to read a range ahead; a hint without effect where there is no such call."""
-    if hasattr(mmap, "MADV_WILLNEED") and num_bytes:
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_WILLNEED, start, offset + num_bytes - start)

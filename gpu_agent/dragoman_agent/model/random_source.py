@@ -19,7 +19,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.generation import GenerationDefaults, read_json
 from dragoman_agent.model.hf_config import config_from_hf
-from dragoman_agent.model.layout import TensorLayout
+from dragoman_agent.model.layout import TensorExtent, TensorLayout
 from dragoman_agent.model.registry import needed_tensors
 from dragoman_kernels.tensor import QuantTensor
 from dragoman_text.files import TokenizerFiles
@@ -92,8 +92,8 @@ class RandomSource:
         """`tensor_names`: there is no file."""
         return self.tensor_names()
 
-    def will_need(self, name: str) -> None:
-        """Nothing to read ahead."""
+    def extent(self, name: str) -> TensorExtent | None:
+        """None: weights are made."""
 
     @property
     def files(self) -> list[Path]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dragoman_agent.model.errors import ModelFileError
-from dragoman_agent.model.mapped import map_file, will_need
+from dragoman_agent.model.mapped import map_file
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the format's own limit
 MAX_NUM_DIMS: Final = 8
@@ -71,11 +71,6 @@ class SafetensorsFile:
         """A tensor's stored bytes, a read-only view, [num_bytes]. Raises KeyError for an unknown name."""
         tensor = self.tensors[name]
         return np.frombuffer(self.mapped, np.uint8, tensor.num_bytes, tensor.offset)
-
-    def will_need(self, name: str) -> None:
-        """Ask the system to read a tensor ahead."""
-        tensor = self.tensors[name]
-        will_need(self.mapped, tensor.offset, tensor.num_bytes)
 
     def _header(self) -> dict[str, Any]:
         try:

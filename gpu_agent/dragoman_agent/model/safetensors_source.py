@@ -17,7 +17,7 @@ from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.generation import GenerationDefaults, read_beside, read_json
 from dragoman_agent.model.hf_config import config_from_hf, head_is_tied
 from dragoman_agent.model.hf_tokenizer import HfTokenizer
-from dragoman_agent.model.layout import TensorLayout
+from dragoman_agent.model.layout import TensorExtent, TensorLayout
 from dragoman_agent.model.registry import needed_tensors
 from dragoman_agent.model.safetensors_dir import open_shards
 from dragoman_agent.model.safetensors_file import SafeTensor, SafetensorsFile
@@ -121,10 +121,10 @@ class SafetensorsSource:
         rows, cols = _matrix(tensor.shape)
         return TensorLayout(tensor.dtype, (rows, cols), tensor.num_bytes)
 
-    def will_need(self, name: str) -> None:
-        """Ask the system to read a tensor ahead."""
+    def extent(self, name: str) -> TensorExtent | None:
+        """Where a tensor lies, always as `tensor` gives it. Raises ModelFileError when absent."""
         file, tensor = self._find(name)
-        file.will_need(tensor.name)
+        return TensorExtent(file.path, tensor.offset, tensor.num_bytes)
 
     def tensor(self, name: str) -> QuantTensor:
         """A tensor as stored, [rows, cols] (a vector is one row), a read-only view of the file.

@@ -11,7 +11,7 @@ from dragoman_agent.model.embedded import EMBEDDED_NAME, KNOWN_MODELS, embedded_
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.generation import GenerationDefaults
 from dragoman_agent.model.gguf_source import GgufSource
-from dragoman_agent.model.layout import TensorLayout
+from dragoman_agent.model.layout import TensorExtent, TensorLayout
 from dragoman_agent.model.random_source import PREFIX as RANDOM_PREFIX
 from dragoman_agent.model.random_source import RandomSource
 from dragoman_agent.model.safetensors_dir import PICKLE_SUFFIXES, holds_safetensors, refuse_pickles
@@ -54,8 +54,8 @@ class ModelSource(Protocol):
     def file_order(self) -> list[str]:
         """`tensor_names` in the order in which their data lie in the files."""
 
-    def will_need(self, name: str) -> None:
-        """Ask the system to read a tensor ahead; a hint."""
+    def extent(self, name: str) -> TensorExtent | None:
+        """Where a tensor's bytes can be read from; None when they are not stored as `tensor` gives them."""
 
     def layout(self, name: str) -> TensorLayout:
         """Dtype, shape and size of a tensor without reading it."""

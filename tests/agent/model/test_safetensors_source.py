@@ -247,7 +247,10 @@ def test_file_order_is_the_order_of_the_data(tmp_path: Path) -> None:
     keys = [(file.path.name, tensor.offset) for file, tensor in places]
     assert keys == sorted(keys)
     for name in order:
-        source.will_need(name)
+        extent = source.extent(name)
+        assert extent is not None
+        stored = extent.path.read_bytes()[extent.offset : extent.offset + extent.num_bytes]
+        assert stored == source.tensor(name).data.tobytes()
 
 
 def test_a_download_cache_names_the_model(tmp_path: Path) -> None:
