@@ -104,20 +104,14 @@ class TicketVerifier:
         """The grant of a ticket. Nothing is consumed; call `consume` when the request is accepted.
 
         The order of checks: present, well-formed, signed, version, agent and epoch, used before, expired, bound request.
-        Signature first, so that an unsigned ticket learns nothing about the rest. Raises DragomanError.
+        Signature first, so that an unsigned ticket learns no more than whose it says it is. Raises DragomanError.
         """
         if not token:
             raise _refusal("REQUIRED", "this agent takes requests with a ticket only; acquire one from the controller")
         claims = self._authentic_claims(token)
         if claims.version != VERSION:
             raise _refusal("INVALID", f"the ticket has version {claims.version}, this agent reads {VERSION}; update it")
-        if claims.agent_id != self._agent_id:
-            raise _refusal(
-                "WRONG_AGENT",
-                f"the ticket is for agent {claims.agent_id!r}, this is {self._agent_id!r}; acquire a new one",
-            )
-        if claims.epoch != self._epoch:
-            raise _refusal("WRONG_AGENT", "the ticket is for an earlier life of this agent; acquire a new one")
+        self._check_addressee(claims)
         self._check_unused(claims.jti)
         if self._monotonic_ms() > claims.not_after_ms:
             late = (self._monotonic_ms() - claims.not_after_ms) / 1000
@@ -153,12 +147,25 @@ class TicketVerifier:
         except DecodeError:
             raise malformed from None
         if not self._signed_by_known_key(claims.key_id, signed.claims, signed.mac):
+            # Keys are derived from agent and epoch: a genuine ticket for another life of this agent fails here too, and its
+            # holder should acquire a new one instead of giving up.
+            if claims.version == VERSION and len(claims.jti) == JTI_BYTES:
+                self._check_addressee(claims)
             raise _refusal(
                 "INVALID", "the ticket was altered or signed with a key this agent does not know; acquire a new one"
             )
         if len(claims.jti) != JTI_BYTES:
             raise malformed
         return claims
+
+    def _check_addressee(self, claims: ticket_pb2.TicketClaims) -> None:
+        if claims.agent_id != self._agent_id:
+            raise _refusal(
+                "WRONG_AGENT",
+                f"the ticket is for agent {claims.agent_id!r}, this is {self._agent_id!r}; acquire a new one",
+            )
+        if claims.epoch != self._epoch:
+            raise _refusal("WRONG_AGENT", "the ticket is for an earlier life of this agent; acquire a new one")
 
     def _signed_by_known_key(self, key_id: int, claims: bytes, mac: bytes) -> bool:
         """Two controllers may use one key id for different cell keys, so every key with the id is tried."""

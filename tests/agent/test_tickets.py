@@ -127,7 +127,14 @@ def test_every_flipped_bit_of_a_ticket_is_noticed(verifier: TicketVerifier) -> N
         for bit in (0, 3, 7):
             altered = bytearray(good)
             altered[position] ^= 1 << bit
-            assert refusal(verifier, bytes(altered)) == "ticket_invalid", position
+            assert refusal(verifier, bytes(altered)) in ("ticket_invalid", "ticket_wrong_agent"), position
+
+
+def test_a_ticket_of_the_agents_earlier_life_may_be_replaced(verifier: TicketVerifier) -> None:
+    # Signed with the key of that life, which this one does not have.
+    assert refusal(verifier, sign(claims(epoch=EPOCH + 1), OTHER_KEY)) == "ticket_wrong_agent"
+    assert refusal(verifier, sign(claims(agent_id="agent-2"), OTHER_KEY)) == "ticket_wrong_agent"
+    assert refusal(verifier, sign(claims(), OTHER_KEY)) == "ticket_invalid"
 
 
 def test_order_of_checks_tells_a_forger_nothing(verifier: TicketVerifier) -> None:

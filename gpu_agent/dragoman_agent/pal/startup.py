@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.plan import Plan
@@ -15,6 +15,9 @@ from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
 from dragoman_agent.pal.select import Needs, choose_device
 from dragoman_agent.pal.view import HardwareView
+
+if TYPE_CHECKING:
+    from dragoman_agent.model.source import ModelSource
 
 
 @dataclass(frozen=True, slots=True)
