@@ -28,7 +28,7 @@ def choose_cpu_road(model: ModelSource, dtype: str, cache_dir: Path | None = Non
 
     `dtype` is "auto", "int8" or "float32". Raises ValueError for another.
     """
-    stored = {name: model.tensor(name) for name in model.tensor_names()}
+    stored = {name: model.layout(name) for name in model.tensor_names()}
     dtypes = {tensor.dtype for tensor in stored.values() if tensor.shape[0] > 1}
     problem = None if shape_problem(model.config) else native_problem(cache_dir)
     name, reason = decide_road(model.config, dtypes, dtype, problem)
@@ -36,7 +36,7 @@ def choose_cpu_road(model: ModelSource, dtype: str, cache_dir: Path | None = Non
     resident = 4 * num_values
     if name != TORCH_FLOAT32:
         resident = sum(
-            tensor.data.nbytes if tensor.dtype in BLOCKS else 4 * tensor.shape[0] * tensor.shape[1]
+            tensor.num_bytes if tensor.dtype in BLOCKS else 4 * tensor.shape[0] * tensor.shape[1]
             for tensor in stored.values()
         )
     return Road(name, reason, resident, KV_DTYPES[name], _OPS_RATE_FACTORS[name])
@@ -66,6 +66,8 @@ def shape_problem(config: ModelConfig) -> str | None:
     """Why the compiled step cannot compute this model; None when it can."""
     if config.head_dim % KEY_CHUNK or config.head_dim > MAX_HEAD_DIM:
         return f"head size {config.head_dim} is not a multiple of {KEY_CHUNK} up to {MAX_HEAD_DIM}"
+    if config.attention_output_bias:
+        return "biases on the attention's output projection have no compiled kernel"
     if config.sliding_window is not None and config.sliding_window < config.max_context_tokens:
         return f"a sliding window of {config.sliding_window} tokens has no compiled kernel"
     return None

@@ -142,7 +142,11 @@ def served_model(source: ModelSource, names: tuple[str, ...], max_context_tokens
             max_context_tokens=max_context_tokens,
             eos_token_ids=tuple(generation.eos_token_ids),
             defaults=SamplingDefaults(
-                temperature=generation.temperature, top_p=generation.top_p, top_k=generation.top_k
+                temperature=generation.temperature,
+                top_p=generation.top_p,
+                top_k=generation.top_k,
+                min_p=generation.min_p,
+                repetition_penalty=generation.repetition_penalty,
             ),
         ),
         files=source.tokenizer,

@@ -14,6 +14,7 @@ import transformers
 from dragoman.step_model import StepModel
 from dragoman_agent.device.base import SamplingBatch, StepBatch
 from dragoman_agent.model.config import ModelConfig, RopeScaling
+from dragoman_agent.model.layout import TensorLayout
 from dragoman_agent.pal.plan import Plan
 from dragoman_kernels.tensor import QuantTensor
 
@@ -46,6 +47,10 @@ class RandomModel:
 
     def tensor_names(self) -> list[str]:
         return list(self.tensors)
+
+    def layout(self, name: str) -> TensorLayout:
+        tensor = self.tensors[name]
+        return TensorLayout(tensor.dtype, tensor.shape, tensor.data.nbytes)
 
     def tensor(self, name: str) -> QuantTensor:
         return self.tensors[name]
