@@ -1,0 +1,85 @@
+"""Loading from the page cache against the measured host-to-device rate, on a GPU.
+
+python benchmarks/load_gpu.py MODEL FOLDER [--out FILE]     writes a random model of that shape as safetensors to FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from dragoman_agent.device.cuda_weights import load_weights
+from dragoman_agent.model.source import open_model
+from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.probe import profile_device
+from dragoman_text.tokenizer import byte_tokenizer_files
+
+HF_NAMES = {
+    "embed_tokens": "model.embed_tokens",
+    "norm": "model.norm",
+    "lm_head": "lm_head",
+    "input_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    **{f"{p}_proj": f"self_attn.{p}_proj" for p in "qkvo"},
+    **{f"{p}_proj": f"mlp.{p}_proj" for p in ("gate", "up", "down")},
+}
+
+
+def write_model(name: str, folder: Path) -> None:
+    """The random model as a safetensors directory."""
+    source = open_model(f"random:{name}", Path())
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for canonical in source.tensor_names():
+        stored = source.tensor(canonical)
+        value = torch.from_numpy(stored.data).view(torch.bfloat16).view(stored.shape)
+        parts = canonical.split(".")
+        prefix = f"model.layers.{parts[1]}." if parts[0] == "layers" else ""
+        tensors[f"{prefix}{HF_NAMES[parts[-1]]}.weight"] = value.reshape(-1) if canonical.endswith("norm") else value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(source.path.read_text())
+    (folder / "tokenizer.json").write_bytes(byte_tokenizer_files().tokenizer_json)
+
+
+def main() -> None:
+    """Write once, load four times: the first fills the page cache."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if not (options.folder / "model.safetensors").exists():
+        write_model(options.model, options.folder)
+    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    profile, _ = profile_device(found, Path("/tmp/dragoman-bench"))
+    rate = profile.number("link.h2d_pinned") / 1e9
+    source = open_model(str(options.folder), Path())
+    device = torch.device("cuda")
+    torch.zeros(1, device=device)
+    samples = []
+    for _ in range(4):
+        begin = time.perf_counter()
+        weights = load_weights(source, device, lambda _: None)
+        torch.cuda.synchronize()
+        samples.append(source.total_bytes / (time.perf_counter() - begin) / 1e9)
+        del weights
+    print(
+        f"load {options.model}: {[round(s, 2) for s in samples]} GB/s, link {rate:.1f} GB/s: {samples[-1] / rate:.0%}"
+    )
+    if options.out:
+        result = {
+            "bench": "load", "case": options.model, "metric": "gb_per_second", "samples": samples[1:],
+            "predicted": 0.8 * rate, "note": f"measured pinned host-to-device rate {rate:.1f} GB/s",
+        }  # fmt: skip
+        options.out.write_text(json.dumps({"model": options.model, "results": [result]}))
+
+
+if __name__ == "__main__":
+    main()
