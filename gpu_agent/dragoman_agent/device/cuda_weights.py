@@ -71,7 +71,7 @@ def _copy_plain(
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
             under_way.append((event, chunk.release))
-            while under_way and (under_way[0][0].query() or len(under_way) > _NUM_BUFFERS - threads - 1):
+            while under_way and (_is_done(under_way[0][0]) or len(under_way) > _NUM_BUFFERS - threads - 1):
                 oldest, release = under_way.popleft()
                 oldest.synchronize()
                 release()
@@ -81,3 +81,7 @@ def _copy_plain(
         name: value.view(_TORCH_DTYPES[layouts[name].dtype]).view(layouts[name].shape).to(torch.bfloat16)
         for name, value in raw.items()
     }
+
+
+def _is_done(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]
