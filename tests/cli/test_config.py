@@ -8,8 +8,19 @@ from typing import Literal
 
 import pytest
 
+from dragoman_agent.config import AgentSettings
 from dragoman_cli.config import ConfigError, parse, parse_with_origins, read_file, resolve
+from dragoman_cli.up_settings import UpSettings, agent_arguments, controller_arguments, gateway_arguments
 from dragoman_cli.values import read_value
+from dragoman_controller.config import ControllerSettings
+from dragoman_gateway.config import GatewaySettings
+
+PROCESSES = {
+    "agent": AgentSettings,
+    "controller": ControllerSettings,
+    "gateway": GatewaySettings,
+    "up": UpSettings,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +190,26 @@ def test_help_is_grouped_and_names_variables_and_defaults(capsys: pytest.Capture
     assert "--open, --no-open" in text
     assert "{auto,cpu,null}" in text
     assert "[env DRAGOMAN_CONFIG]" in text
+
+
+def test_the_readme_shows_a_file_that_is_understood(tmp_path: Path) -> None:
+    readme = Path(__file__).resolve().parents[2] / "clients" / "cli" / "README.md"
+    path = tmp_path / "dragoman.toml"
+    path.write_text(readme.read_text().split("```toml\n")[1].split("```")[0])
+    file = read_file(path)
+    assert len(file.sections) == 3
+    for name in file.sections:
+        origins = resolve(PROCESSES[name], {}, {}, file, section=name).origins
+        assert any(origin.startswith("file") for origin in origins.values())
+
+
+def test_up_passes_on_only_options_that_its_processes_have() -> None:
+    settings = UpSettings(
+        model="null", device="null", max_context=64, served_model_name=("a", "b"), threads=1, dtype="float32",
+        memory_utilization=0.5, cache_dir=Path("/c"), null_oracle="echo", null_speed=1.0,
+    )  # fmt: skip
+    given = dict.fromkeys(UpSettings.__dataclass_fields__, "flag")
+    agent = parse(AgentSettings, "dragoman-agent", agent_arguments(settings, given, "h:1"), {})
+    assert (agent.served_model_name, agent.null_oracle, agent.controllers) == (("a", "b"), "echo", ("h:1",))
+    assert parse(ControllerSettings, "dragoman-controller", controller_arguments(settings), {}).port == 50050
+    assert parse(GatewaySettings, "dragoman-gateway", gateway_arguments(settings, "h:1"), {}).controller == "h:1"

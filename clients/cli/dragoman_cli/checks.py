@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
@@ -13,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dragoman_cli.config import flag_of
 from dragoman_cli.failure import EXTRAS, install_command, missing_module
 from dragoman_cli.ports import port_problem
 from dragoman_cli.ready import human_bytes
+from dragoman_cli.up_settings import PORTS, UpSettings
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -25,13 +26,6 @@ _MIN_FILES = 4096
 # Two readings of the wall clock and of the monotonic clock this far apart mean that someone sets the wall clock.
 _CLOCK_SAMPLE_SECONDS = 0.2
 _MAX_DRIFT_SECONDS = 0.05
-_DEFAULT_PORTS = (
-    ("--port", 8000),
-    ("--controller-port", 50050),
-    ("--agent-port", 50051),
-    ("--controller-metrics-port", 9470),
-    ("--agent-metrics-port", 9471),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +84,18 @@ def check_extras() -> list[Check]:
 
 
 def check_compiler() -> Check:
-    """The C compiler, with which the CPU kernels are built."""
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        path = shutil.which(name) if name else None
-        if path:
-            return Check("compiler", "ok", path)
+    """The C++ compiler, with which the CPU kernels are built."""
+    from dragoman_kernels.cpu.build import COMPILERS, find_compiler
+
+    path = find_compiler()
+    if path:
+        return Check("compiler", "ok", path)
     return Check(
-        "compiler", "warn", "no C compiler: the CPU runs the slower road through torch",
-        "install gcc or clang (Debian: apt install gcc)",
-    )  # fmt: skip
+        "compiler",
+        "warn",
+        f"no C++ compiler ({', '.join(COMPILERS)}) is on PATH: the CPU runs the slower road through torch",
+        "install g++ (Debian: apt install g++)",
+    )
 
 
 def check_devices() -> list[Check]:
@@ -161,9 +158,10 @@ def check_model(cache_dir: Path) -> Check:
 def check_ports() -> list[Check]:
     """The ports that `dragoman up` takes."""
     outcomes = []
-    for flag, port in _DEFAULT_PORTS:
+    for name in PORTS:
+        port = getattr(UpSettings(), name)
         problem = port_problem("127.0.0.1", port)
-        fix = f"stop it, or run dragoman up {flag} PORT"
+        fix = f"stop it, or run dragoman up {flag_of(name)} PORT"
         outcomes.append(Check(f"port {port}", "warn", problem, fix) if problem else Check(f"port {port}", "ok", "free"))
     return outcomes
 

@@ -7,7 +7,7 @@ import http.client
 import json
 import shlex
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dragoman_cli.failure import Failure
@@ -38,7 +38,7 @@ class Summary:
     metrics_urls: tuple[str, ...]
     first_token: str
     elapsed_seconds: float
-    curl: str = field(default="")
+    curl: str
 
     def to_json(self) -> str:
         """One line."""

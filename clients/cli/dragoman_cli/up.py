@@ -16,13 +16,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dragoman_cli.config import Resolved, parse_with_origins, read_file, resolve
+from dragoman_cli.config import Resolved, flag_of, parse_with_origins, read_file, resolve
 from dragoman_cli.failure import Failure, report, require_extras
 from dragoman_cli.loading import Loading
 from dragoman_cli.ports import check_port
 from dragoman_cli.ready import Summary, build_curl, human_bytes, human_count, prove_token, read_facts
 from dragoman_cli.supervisor import Child, Supervisor
-from dragoman_cli.up_settings import UpSettings, agent_arguments, controller_arguments, gateway_arguments
+from dragoman_cli.up_settings import PORTS, UpSettings, agent_arguments, controller_arguments, gateway_arguments
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -45,11 +45,8 @@ def up(context: typer.Context) -> None:
 def check_machine(settings: UpSettings) -> None:
     """Finds what would fail, before anything is started. Raises Failure."""
     require_extras("agent", "controller", "gateway", purpose="dragoman up")
-    check_port(settings.host, settings.port, "--port", "HTTP")
-    check_port("127.0.0.1", settings.controller_port, "--controller-port", "the controller")
-    check_port("127.0.0.1", settings.agent_port, "--agent-port", "the agent")
-    check_port("127.0.0.1", settings.controller_metrics_port, "--controller-metrics-port", "the controller's metrics")
-    check_port("127.0.0.1", settings.agent_metrics_port, "--agent-metrics-port", "the agent's metrics")
+    for name, what in PORTS.items():
+        check_port(settings.host if name == "port" else "127.0.0.1", getattr(settings, name), flag_of(name), what)
     if settings.model == "embedded" and settings.device != "null":
         from dragoman_agent.model.embedded import default_cache_dir, embedded_path
         from dragoman_agent.model.errors import ModelFileError

@@ -48,7 +48,6 @@ class UpSettings:
     agent_metrics_port: int = field(
         default=9471, metadata=_about("port of the agent's /metrics", _PORTS, min=0, max=65535)
     )
-    profile: Path | None = field(default=None, metadata=_about("measured profile to plan from", _OTHER))
     cache_dir: Path | None = field(default=None, metadata=_about("where models and profiles are kept", _OTHER))
     null_oracle: str | None = field(default=None, metadata=_about("what the null device writes", _OTHER))
     null_speed: float | None = field(default=None, metadata=_about("pace of the null device", _OTHER, min=0.0))
@@ -60,9 +59,17 @@ class UpSettings:
 
 # Settings that go to the agent when they were given; otherwise its own section and defaults hold.
 _AGENT_OPTIONS = (
-    "model", "device", "max_context", "served_model_name", "threads", "dtype", "memory_utilization", "profile",
-    "cache_dir", "null_oracle", "null_speed",
+    "model", "device", "max_context", "served_model_name", "threads", "dtype", "memory_utilization", "cache_dir",
+    "null_oracle", "null_speed",
 )  # fmt: skip
+# The ports of a run, and what each is for.
+PORTS = {
+    "port": "HTTP",
+    "controller_port": "the controller",
+    "agent_port": "the agent",
+    "controller_metrics_port": "the controller's metrics",
+    "agent_metrics_port": "the agent's metrics",
+}
 
 
 def controller_arguments(settings: UpSettings) -> list[str]:
