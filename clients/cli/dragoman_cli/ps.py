@@ -50,12 +50,11 @@ async def _rows(controller: str) -> list[dict[str, Any]]:
     from dragoman import AsyncClient
 
     async with AsyncClient(controller) as client:
+        addresses = [member.agent.metrics_address for member in await client.agents()]
+        paces = dict(zip(addresses, await asyncio.gather(*map(_tokens_per_second, addresses)), strict=True))
         members = await client.agents()
-        paces = await asyncio.gather(*(_tokens_per_second(member.agent.metrics_address) for member in members))
-        members = await client.agents()
-    # An agent that came or went meanwhile has no pace yet.
-    by_address = dict(zip([member.agent.metrics_address for member in members], paces, strict=False))
-    return [_row(member, by_address.get(member.agent.metrics_address)) for member in members]
+    # An agent that came meanwhile has no pace yet.
+    return [_row(member, paces.get(member.agent.metrics_address)) for member in members]
 
 
 def _row(member: Any, pace: float | None) -> dict[str, Any]:
