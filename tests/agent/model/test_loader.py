@@ -107,9 +107,10 @@ def test_releasing_twice_gives_the_buffer_once(sharded: ModelSource) -> None:
     first = next(chunks)
     first.release()
     first.release()
-    second, third = next(chunks), next(chunks)
-    assert not np.shares_memory(second.data, third.data)
-    chunks.close()
+    held = [next(chunks), next(chunks)]
+    assert not np.shares_memory(held[0].data, held[1].data)
+    with pytest.raises(ValueError, match="all 2 buffers are held"):
+        next(chunks)
 
 
 def test_holding_every_buffer_is_an_error_and_not_a_hang(sharded: ModelSource) -> None:
