@@ -15,6 +15,30 @@ class ContractError(ValueError):
     """A kernel has no contract, or one that cannot be used. The message says which and what is missing."""
 
 
+# Shared memory one block may ask for by compute capability (CUDA C++ Programming Guide, technical specifications).
+SHARED_LIMIT_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceBudget:
+    """What one compiled GPU kernel may use, whatever the model: checked ahead of time for every architecture.
+
+    Shared memory is bounded by the architecture (`SHARED_LIMIT_BYTES`) and, where it is less, by `max_shared_bytes`.
+    """
+
+    max_num_registers: int  # a thread
+    max_spill_bytes: int = 0  # a thread, in local memory
+    max_shared_bytes: int | None = None  # a block
+
+    def shared_limit(self, capability: int) -> int:
+        """Bytes a block may use on compute capability `capability` (80, 86, ...). Raises ContractError for another."""
+        if capability not in SHARED_LIMIT_BYTES:
+            known = ", ".join(map(str, SHARED_LIMIT_BYTES))
+            raise ContractError(f"no shared memory limit is known for compute capability {capability}; known: {known}")
+        limit = SHARED_LIMIT_BYTES[capability]
+        return limit if self.max_shared_bytes is None else min(limit, self.max_shared_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelContract:
     """The cost of one kernel as functions of its shapes.
@@ -29,6 +53,7 @@ class KernelContract:
     flops: Callable[[Shape], int]
     phases: Callable[[Shape], int]
     max_num_threads: int | None = None  # None: as many as there are items to share
+    resources: ResourceBudget | None = None  # a GPU kernel's; a CPU kernel has none
 
     def __post_init__(self) -> None:
         if self.bound not in BOUNDS:

@@ -33,6 +33,9 @@ BLOCKS: dict[str, tuple[int, int]] = {
 KEY_CHUNK = 16  # keys a vector holds; a page is a whole number of them
 MAX_HEAD_DIM = 256
 
+_MIN_HEAD_ROWS = 64  # kMinHeadRows of csrc/cpu/llama.h
+_NO_ROWS = np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlamaShape:
@@ -187,13 +190,14 @@ class LlamaStep:
         block_tables: Int32Array,
         logit_seqs: Int32Array,
         hidden_seqs: Int32Array,
+        hidden_rows: Int32Array | None = None,
     ) -> tuple[Float32Array, Float32Array]:
         """One step: writes K and V of the step's tokens, returns logits and final hidden states.
 
         Arrays are `StepBatch`'s: token_ids, positions, slot_mapping [num_tokens]; query_starts [num_seqs + 1];
-        context_lens [num_seqs]; block_tables [num_seqs, max_num_blocks]; logit_seqs and hidden_seqs list sequences.
-        Returns float32 [num_logit_seqs, vocab_size] and [num_hidden_seqs, hidden_size] (after the final norm) of each
-        listed sequence's last query token. Raises ValueError naming the array and index, before anything is written.
+        context_lens [num_seqs]; block_tables [num_seqs, max_num_blocks]; logit_seqs and hidden_seqs list sequences,
+        hidden_rows query tokens. Returns float32 [num_logit_seqs, vocab_size] and [num_hidden_seqs + num_hidden_rows,
+        hidden_size] (after the final norm) of each listed sequence's last query token, then of each row. Raises ValueError naming the array and index, before anything is written.
         """
         arrays = {
             "token_ids": _as_int32("token_ids", token_ids, 1),
@@ -204,17 +208,20 @@ class LlamaStep:
             "block_tables": _as_int32("block_tables", block_tables, 2),
             "logit_seqs": _as_int32("logit_seqs", logit_seqs, 1),
             "hidden_seqs": _as_int32("hidden_seqs", hidden_seqs, 1),
+            "hidden_rows": _as_int32("hidden_rows", _NO_ROWS if hidden_rows is None else hidden_rows, 1),
         }
         self._check_sizes(arrays)
         num_logits, num_hidden = len(arrays["logit_seqs"]), len(arrays["hidden_seqs"])
+        num_rows = len(arrays["hidden_rows"])
         logits = np.empty((num_logits, self.shape.vocab_size), dtype=np.float32)
-        hidden = np.empty((num_hidden, self.shape.hidden_size), dtype=np.float32)
+        hidden = np.empty((num_hidden + num_rows, self.shape.hidden_size), dtype=np.float32)
         batch = native.Batch(
             num_tokens=len(arrays["token_ids"]),
             num_seqs=len(arrays["context_lens"]),
             max_num_blocks=arrays["block_tables"].shape[1],
             num_logit_seqs=num_logits,
             num_hidden_seqs=num_hidden,
+            num_hidden_rows=num_rows,
             **{name: array.ctypes.data for name, array in arrays.items()},
         )
         report = native.Report()
@@ -229,6 +236,25 @@ class LlamaStep:
         if code:
             raise ValueError(native.refusal(report))
         return logits, hidden
+
+    @property
+    def max_num_head_rows(self) -> int:
+        """Rows `head` takes at once."""
+        return max(self.max_num_seqs, _MIN_HEAD_ROWS)
+
+    def head(self, hidden: Float32Array) -> Float32Array:
+        """Logits float32 [n, vocab_size] of hidden states [n, hidden_size] that `run` gave; n up to `max_num_head_rows`."""
+        if hidden.ndim != 2 or hidden.shape[1] != self.shape.hidden_size or len(hidden) > self.max_num_head_rows:
+            raise ValueError(
+                f"hidden is of shape {hidden.shape}; at most {self.max_num_head_rows} rows of {self.shape.hidden_size} fit"
+            )
+        rows = np.ascontiguousarray(hidden, dtype=np.float32)
+        logits = np.empty((len(rows), self.shape.vocab_size), dtype=np.float32)
+        with self._lock:
+            if self._handle is None:
+                raise ValueError("this LlamaStep is closed; make a new one")
+            self._library.dragoman_llama_head(self._handle, len(rows), rows.ctypes.data, logits.ctypes.data)
+        return logits
 
     def _check_sizes(self, arrays: Mapping[str, Int32Array]) -> None:
         num_tokens, num_seqs = len(arrays["token_ids"]), len(arrays["context_lens"])
@@ -254,6 +280,8 @@ class LlamaStep:
         for name in ("logit_seqs", "hidden_seqs"):
             if len(arrays[name]) > self.max_num_seqs:
                 raise ValueError(f"{name} has {len(arrays[name])} entries; at most max_num_seqs ({self.max_num_seqs})")
+        if len(arrays["hidden_rows"]) > num_tokens:
+            raise ValueError(f"hidden_rows has {len(arrays['hidden_rows'])} entries; the step has {num_tokens} tokens")
 
     def close(self) -> None:
         """Free weights, cache and threads. Waits for a running step; safe to call twice."""

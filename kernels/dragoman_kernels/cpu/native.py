@@ -50,7 +50,14 @@ class Batch(ctypes.Structure):
     _fields_ = [
         *(
             (name, c_int32)
-            for name in ("num_tokens", "num_seqs", "max_num_blocks", "num_logit_seqs", "num_hidden_seqs")
+            for name in (
+                "num_tokens",
+                "num_seqs",
+                "max_num_blocks",
+                "num_logit_seqs",
+                "num_hidden_seqs",
+                "num_hidden_rows",
+            )
         ),
         *(
             (name, c_void_p)
@@ -63,6 +70,7 @@ class Batch(ctypes.Structure):
                 "block_tables",
                 "logit_seqs",
                 "hidden_seqs",
+                "hidden_rows",
             )
         ),
     ]
@@ -89,6 +97,7 @@ def load_library(path: Path) -> ctypes.CDLL:
         "dragoman_llama_set_bias": (c_int, [c_void_p, c_int, c_int, c_int, c_void_p]),
         "dragoman_llama_set_vector": (c_int, [c_void_p, c_int, c_int, c_int, c_void_p]),
         "dragoman_llama_run": (c_int, [c_void_p, POINTER(Batch), c_void_p, c_void_p, POINTER(Report)]),
+        "dragoman_llama_head": (None, [c_void_p, c_int, c_void_p, c_void_p]),
         "dragoman_llama_destroy": (None, [c_void_p]),
     }
     for name, (result, arguments) in signatures.items():
@@ -110,6 +119,7 @@ def refusal(report: Report) -> str:
         6: f"slot_mapping[{row}] is {value} but block_tables puts that token in slot {expected}",
         7: f"slot_mapping[{row}] is {value}: sequence {expected} would write a block that sequence {column} also writes",
         8: f"logit_seqs[{row}] is {value}; it must lie in [0, {expected}), the sequences of the batch",
+        11: f"hidden_rows[{row}] is {value}; it must lie in [0, {expected}), the query tokens of the batch",
         9: f"hidden_seqs[{row}] is {value}; it must lie in [0, {expected}), the sequences of the batch",
     }
     return messages[report.code]

@@ -109,29 +109,36 @@ def paged_decode_attention(
     num_splits: int,
     scale: float | None = None,
     block_n: int = 64,
-    num_stages: int = 3,
-    num_warps: int = 4,
+    num_stages: int | None = None,
+    num_warps: int | None = None,
 ) -> torch.Tensor:
     """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim].
 
     `q` [num_seqs, num_heads, head_dim]; caches [num_blocks, num_kv_heads, page, head_dim]; `block_tables`
-    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row. `num_splits` is a power of two.
+    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row. `num_splits` is a power of two. `num_stages` and `num_warps`
+    default to what was measured best (benchmarks/kernels_gpu.py).
     """
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     group = num_heads // num_kv_heads
     out = torch.empty_like(q)
     scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634
+    padded_dim = triton.next_power_of_2(head_dim)
+    block_n = min(block_n, page)
+    if num_stages is None:
+        num_stages = 5 if num_seqs <= 64 else 3
+    if num_warps is None:
+        num_warps = 4 if num_splits > 1 else 2
     _decode_split_kernel[(num_seqs, num_kv_heads, num_splits)](
         q, k_cache, v_cache, block_tables, context_lens, out, workspace.partial, workspace.lse,
         scale_log2, block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim, DIM_PAD=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=min(block_n, page),
+        HEAD_DIM=head_dim, DIM_PAD=padded_dim, PAGE=page, BLOCK_N=block_n,
         NUM_SPLITS=num_splits, NUM_STAGES=num_stages, num_warps=num_warps,
     )  # fmt: skip
     if num_splits > 1:
         _decode_merge_kernel[(num_seqs * num_heads,)](
-            workspace.partial, workspace.lse, out, HEAD_DIM=head_dim, DIM_PAD=triton.next_power_of_2(head_dim),
+            workspace.partial, workspace.lse, out, HEAD_DIM=head_dim, DIM_PAD=padded_dim,
             NUM_SPLITS=num_splits, num_warps=2,
         )  # fmt: skip
     return out

@@ -1,5 +1,6 @@
 #include "api.h"
 
+#include <algorithm>
 #include <new>
 #include <system_error>
 
@@ -21,7 +22,7 @@ Llama::Llama(const dragoman_llama_config& shape, const float* frequencies)
   normed = Activations(tokens, config.hidden_size);
   attended = Activations(tokens, q_cols());
   gated = Activations(tokens, config.intermediate_size);
-  last = Activations(config.max_num_seqs, config.hidden_size);
+  last = Activations(std::max(config.max_num_seqs, kMinHeadRows), config.hidden_size);
   for (int i = 0; i < config.num_threads; ++i) private_normed.emplace_back(kPrivateRows, config.hidden_size);
   // Sixteen spare floats: the last group of a row is read and written whole.
   residual = Buffer<float>(size_t(tokens) * config.hidden_size + 16);
@@ -90,6 +91,10 @@ int dragoman_llama_run(void* handle, const dragoman_llama_batch* batch, float* l
     report->code = DRAGOMAN_NO_MEMORY;
     return DRAGOMAN_NO_MEMORY;
   }
+}
+
+void dragoman_llama_head(void* handle, int count, const float* hidden, float* logits) {
+  dragoman::run_head(*static_cast<Llama*>(handle), count, hidden, logits);
 }
 
 void dragoman_llama_destroy(void* handle) { delete static_cast<Llama*>(handle); }

@@ -23,9 +23,9 @@ typedef struct {
 } dragoman_llama_config;
 
 typedef struct {
-  int32_t num_tokens, num_seqs, max_num_blocks, num_logit_seqs, num_hidden_seqs;
+  int32_t num_tokens, num_seqs, max_num_blocks, num_logit_seqs, num_hidden_seqs, num_hidden_rows;
   const int32_t *token_ids, *positions, *slot_mapping, *query_starts, *context_lens, *block_tables;
-  const int32_t *logit_seqs, *hidden_seqs;
+  const int32_t *logit_seqs, *hidden_seqs, *hidden_rows;  // hidden_rows: query tokens
 } dragoman_llama_batch;
 
 // What run() refused: which array, where, the value, and the bound or expected value it missed.
@@ -40,7 +40,8 @@ enum {
   DRAGOMAN_SHARED_SLOT,
   DRAGOMAN_BAD_LOGIT_SEQ,
   DRAGOMAN_BAD_HIDDEN_SEQ,
-  DRAGOMAN_NO_MEMORY
+  DRAGOMAN_NO_MEMORY,
+  DRAGOMAN_BAD_HIDDEN_ROW
 };
 typedef struct {
   int32_t code, row, column, value, expected;
@@ -52,9 +53,12 @@ int dragoman_llama_set_matrix(void* handle, int layer, int index, int dtype, int
 int dragoman_llama_set_bias(void* handle, int layer, int index, int count, const float* values);
 int dragoman_llama_set_vector(void* handle, int layer, int index, int count, const float* values);
 // Checks the whole batch before anything is written. logits [num_logit_seqs, vocab_size],
-// hidden [num_hidden_seqs, hidden_size].
+// hidden [num_hidden_seqs + num_hidden_rows, hidden_size], after the final norm.
 int dragoman_llama_run(void* handle, const dragoman_llama_batch* batch, float* logits, float* hidden,
                        dragoman_llama_report* report);
+// Logits [count, vocab_size] of hidden rows [count, hidden_size] that run() gave; count is at most max_num_seqs or 64,
+// whichever is more.
+void dragoman_llama_head(void* handle, int count, const float* hidden, float* logits);
 void dragoman_llama_destroy(void* handle);
 
 #ifdef __cplusplus

@@ -64,6 +64,9 @@ int check_batch(Llama& model, const dragoman_llama_batch& batch, dragoman_llama_
   for (int i = 0; i < batch.num_hidden_seqs; ++i)
     if (!inside(batch.hidden_seqs[i], 0, batch.num_seqs))
       return refuse(report, DRAGOMAN_BAD_HIDDEN_SEQ, i, 0, batch.hidden_seqs[i], batch.num_seqs);
+  for (int i = 0; i < batch.num_hidden_rows; ++i)
+    if (!inside(batch.hidden_rows[i], 0, batch.num_tokens))
+      return refuse(report, DRAGOMAN_BAD_HIDDEN_ROW, i, 0, batch.hidden_rows[i], batch.num_tokens);
 
   std::fill(model.block_writer.begin(), model.block_writer.end(), -1);
   for (int seq = 0; seq < batch.num_seqs; ++seq)

@@ -23,6 +23,7 @@ struct AttentionTile {
 };
 
 constexpr int kPrivateRows = 2;
+constexpr int kMinHeadRows = 64;  // rows run_head() takes whatever max_num_seqs is
 
 struct Llama {
   dragoman_llama_config config;
@@ -61,5 +62,8 @@ int check_batch(Llama& model, const dragoman_llama_batch& batch, dragoman_llama_
 
 // Runs a checked batch.
 void run_step(Llama& model, const dragoman_llama_batch& batch, float* logits, float* hidden);
+
+// Logits of normed hidden rows.
+void run_head(Llama& model, int count, const float* hidden, float* logits);
 
 }  // namespace dragoman

@@ -23,6 +23,29 @@ void rms_norm(const float* x, const float* weight, int count, float eps, float* 
   for (; i < count; ++i) out[i] = x[i] * inverse * weight[i];
 }
 
+// Calls use(row, products) for all rows of `a` and one group.
+template <class Use>
+void multiply_group(const Matrix& m, int group, const Activations& a, int rows, bool int8, Use&& use) {
+  each_tile(rows, [&](auto height, int first) {
+    constexpr int T = decltype(height)::value;
+    F out[T];
+    product<T>(m, group, a, first, int8, out);
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) use(first + t, out[t]);
+  });
+}
+
+// Logits of the first `count` rows of `last`: shared loop number `loop`.
+void multiply_head(Llama& model, int loop, int count, float* logits) {
+  const Matrix& head = model.output_head();
+  model.team->share(loop, head.groups, std::max(1, head.groups / (model.team->size() * 32)), [&](int group) {
+    const int lanes = std::min(16, head.rows - 16 * group);
+    multiply_group(head, group, model.last, count, model.config.int8_activations, [&](int t, F y) {
+      simd::store_partial(logits + size_t(t) * head.rows + 16 * group, y, lanes);
+    });
+  });
+}
+
 template <class KV>
 class Step {
  public:
@@ -86,16 +109,9 @@ class Step {
     for (int t = 0; t < batch_.num_tokens; ++t) row(t);
   }
 
-  // Calls use(first, T, products) for all rows of `a` and one group.
   template <class Use>
   void multiply(const Matrix& m, int group, const Activations& a, int rows, Use&& use) {
-    each_tile(rows, [&](auto height, int first) {
-      constexpr int T = decltype(height)::value;
-      F out[T];
-      product<T>(m, group, a, first, c_.int8_activations, out);
-#pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) use(first + t, out[t]);
-    });
+    multiply_group(m, group, a, rows, c_.int8_activations, use);
   }
 
   void project_qkv(const Layer& weights) {
@@ -257,14 +273,7 @@ class Step {
       rms_norm(x, model_.final_norm.data(), c_.hidden_size, c_.rms_norm_eps, out);
       if (logit && c_.int8_activations) model_.last.quantize_row(i);
     });
-    if (num_logits == 0) return;
-    const Matrix& head = model_.output_head();
-    share(head.groups, std::max(1, head.groups / (model_.team->size() * 32)), [&](int group) {
-      const int lanes = std::min(16, head.rows - 16 * group);
-      multiply(head, group, model_.last, num_logits, [&](int t, F y) {
-        simd::store_partial(logits_ + size_t(t) * c_.vocab_size + 16 * group, y, lanes);
-      });
-    });
+    if (num_logits) multiply_head(model_, loop_++, num_logits, logits_);
   }
 
   Llama& model_;
@@ -288,6 +297,7 @@ void lay_out(Llama& model, const dragoman_llama_batch& batch) {
   }
   for (int i = 0; i < batch.num_logit_seqs; ++i) model.last_rows.push_back(batch.query_starts[batch.logit_seqs[i] + 1] - 1);
   for (int i = 0; i < batch.num_hidden_seqs; ++i) model.last_rows.push_back(batch.query_starts[batch.hidden_seqs[i] + 1] - 1);
+  model.last_rows.insert(model.last_rows.end(), batch.hidden_rows, batch.hidden_rows + batch.num_hidden_rows);
 }
 
 template <class KV>
@@ -304,6 +314,16 @@ void run_step(Llama& model, const dragoman_llama_batch& batch, float* logits, fl
     run_with(model, batch, model.keys16.get(), model.values16.get(), logits, hidden);
   else
     run_with(model, batch, model.keys32.get(), model.values32.get(), logits, hidden);
+}
+
+void run_head(Llama& model, int count, const float* hidden, float* logits) {
+  model.team->run(2, [&](int) {
+    model.team->share(0, count, 1, [&](int i) {
+      std::copy_n(hidden + size_t(i) * model.config.hidden_size, model.config.hidden_size, model.last.row(i));
+      if (model.config.int8_activations) model.last.quantize_row(i);
+    });
+    multiply_head(model, 1, count, logits);
+  });
 }
 
 }  // namespace dragoman
