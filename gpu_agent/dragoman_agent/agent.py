@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import dragoman
+from dragoman.durations import duration_of
 from dragoman.v1 import agent_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.engine.messages import Progress, Ready, Step
@@ -20,7 +21,6 @@ from dragoman_agent.kv_journal import KvJournal
 from dragoman_agent.metrics import AgentMetrics, MetricsServer
 from dragoman_agent.registration import AgentPart, Membership
 from dragoman_agent.rpc.acceptance import Acceptance
-from dragoman_agent.rpc.convert import duration
 from dragoman_agent.rpc.embedding import EmbeddingServicer
 from dragoman_agent.rpc.engine_client import EngineClient
 from dragoman_agent.rpc.gate import Capacity, Gate, Phase, StepClock
@@ -232,8 +232,8 @@ class Agent:
     def _load(self) -> agent_pb2.AgentLoad:
         load = self._engine.load
         message = agent_pb2.AgentLoad(step_seconds=self._step_clock.mean())
-        message.age.CopyFrom(duration(self._engine.step_age))
-        message.step_age.CopyFrom(duration(self._engine.step_age))
+        message.age.CopyFrom(duration_of(self._engine.step_age))
+        message.step_age.CopyFrom(duration_of(self._engine.step_age))
         message.free_kv_blocks = self._pal.plan.num_blocks - 1  # before the first frame nothing is taken
         if load is not None:
             message.waiting_requests = load.waiting

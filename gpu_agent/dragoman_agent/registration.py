@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf import duration_pb2
 
 from dragoman.channel import channel_options
+from dragoman.durations import seconds_of
 from dragoman.errors import DragomanError, from_rpc_error
 from dragoman.v1 import agent_pb2, agent_registry_service_pb2, agent_registry_service_pb2_grpc, error_pb2
 from dragoman_agent.kv_journal import KvFeed, KvJournal
@@ -123,7 +123,7 @@ class ControllerLink:
         keys[response.key_id] = response.ticket_key
         self._take_keys(keys)
         self._lease_id = response.lease_id
-        interval = response.heartbeat_interval.ToTimedelta().total_seconds()
+        interval = seconds_of(response.heartbeat_interval)
         self._beat_seconds = min(max(interval, 0.02), 5.0) if interval else DEFAULT_BEAT_SECONDS
         self.is_registered = True
         logger.info("registered at controller %s with lease %s", self.address, self._lease_id)
@@ -251,5 +251,4 @@ def _stub(channel: grpc.aio.Channel) -> Any:
 def _grace_of(drain: agent_registry_service_pb2.Drain) -> float | None:
     if not drain.HasField("grace_period"):
         return None
-    period: duration_pb2.Duration = drain.grace_period
-    return max(period.seconds + period.nanos / 1e9, 0.0)
+    return max(seconds_of(drain.grace_period), 0.0)

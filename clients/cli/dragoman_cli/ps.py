@@ -58,6 +58,7 @@ async def _rows(controller: str) -> list[dict[str, Any]]:
 
 
 def _row(member: Any, pace: float | None) -> dict[str, Any]:
+    from dragoman.durations import seconds_of
     from dragoman.v1 import agent_pb2
 
     models = member.agent.models
@@ -74,7 +75,7 @@ def _row(member: Any, pace: float | None) -> dict[str, Any]:
         "kv_tokens": blocks * models[0].kv_block_tokens if models else 0,
         "tokens_per_second": pace,
         "step_seconds": member.load.step_seconds,
-        "heartbeat_age_seconds": member.heartbeat_age.seconds + member.heartbeat_age.nanos / 1e9,
+        "heartbeat_age_seconds": seconds_of(member.heartbeat_age),
         "data_address": member.agent.data_address,
         "version": member.agent.version,
     }

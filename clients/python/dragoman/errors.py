@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 import grpc
-from google.protobuf import duration_pb2
 
+from dragoman.durations import duration_of, seconds_of
 from dragoman.v1 import error_pb2
 from dragoman.v1.error_pb2 import ErrorReason
 
@@ -99,22 +99,17 @@ class DragomanError(Exception):
         """The message for trailing metadata or for a failed event."""
         detail = error_pb2.ErrorDetail(reason=self.reason, message=self.message, metadata=self.metadata)
         if self.retry_delay is not None:
-            detail.retry_delay.CopyFrom(_duration(self.retry_delay))
+            detail.retry_delay.CopyFrom(duration_of(self.retry_delay))
         return detail
 
     @classmethod
     def from_detail(cls, detail: error_pb2.ErrorDetail) -> DragomanError:
         """The exception of a received detail."""
-        delay = detail.retry_delay.ToTimedelta().total_seconds() if detail.HasField("retry_delay") else None
+        delay = seconds_of(detail.retry_delay) if detail.HasField("retry_delay") else None
         return cls(detail.reason, detail.message, retry_delay=delay, metadata=dict(detail.metadata))
 
     def __repr__(self) -> str:
         return f"DragomanError({self.reason_name}: {self.message})"
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    whole = int(seconds)
-    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
 def error_metadata(error: DragomanError) -> tuple[tuple[str, bytes], ...]:

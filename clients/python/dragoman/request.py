@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
 from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_text
-from dragoman.results import duration_of
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2
 from dragoman.v1 import generation_service_pb2 as pb

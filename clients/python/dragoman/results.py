@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from google.protobuf.duration_pb2 import Duration
-
+from dragoman.durations import seconds_of
 from dragoman.v1 import admission_service_pb2, generation_service_pb2
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -140,17 +139,6 @@ class Embeddings:
 def finish_reason_of(reason: int) -> FinishReason:
     """The name of a finish reason; a number this version does not know reads as "stop"."""
     return _FINISH_REASONS.get(reason, "stop")
-
-
-def seconds_of(duration: Duration) -> float:
-    """A Duration in seconds."""
-    return float(duration.seconds + duration.nanos / 1e9)
-
-
-def duration_of(seconds: float) -> Duration:
-    """Seconds, not negative, as a Duration."""
-    nanos = round(max(seconds, 0.0) * 1e9)
-    return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
 
 
 def token_logprob_of(entry: generation_service_pb2.TokenLogprob) -> TokenLogprob:

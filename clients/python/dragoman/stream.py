@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Literal
 
 from dragoman.attempt import Attempt, lost, open_attempt
+from dragoman.durations import duration_of, seconds_of
 from dragoman.errors import DragomanError
 from dragoman.progress import CursorGapError, Progress
 from dragoman.request import read_seconds
@@ -21,9 +22,7 @@ from dragoman.results import (
     Timings,
     Token,
     Usage,
-    duration_of,
     quote_of,
-    seconds_of,
     token_logprob_of,
 )
 from dragoman.retry import MAX_RESUMES, RetryBudget, RetryPolicy, Step, step_after

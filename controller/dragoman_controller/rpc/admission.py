@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import admission_service_pb2 as pb
@@ -13,7 +14,7 @@ from dragoman_controller.admission import Answer, Queued
 from dragoman_controller.cell import Cell
 from dragoman_controller.placer import Granted
 from dragoman_controller.requests import AdmissionRequest
-from dragoman_controller.rpc.convert import admission_request, duration, quote_message, ticket_response
+from dragoman_controller.rpc.convert import admission_request, quote_message, ticket_response
 
 
 class AdmissionServicer(pb_grpc.AdmissionServiceServicer):
@@ -131,7 +132,7 @@ class _Listener:
         if isinstance(answer, Queued):
             self._stream.waiting[self] = None
             admission.queued.position = answer.position
-            admission.queued.predicted_wait.CopyFrom(duration(answer.predicted_wait_seconds))
+            admission.queued.predicted_wait.CopyFrom(duration_of(answer.predicted_wait_seconds))
         else:
             self._stream.waiting.pop(self, None)
             if isinstance(answer, DragomanError):

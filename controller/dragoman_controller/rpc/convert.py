@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from google.protobuf import duration_pb2
-
+from dragoman.durations import duration_of, seconds_of
 from dragoman.errors import DragomanError
 from dragoman.step_model import StepModel
 from dragoman.v1 import admission_service_pb2, agent_pb2, agent_registry_service_pb2, error_pb2
@@ -17,17 +16,6 @@ from dragoman_controller.steps import StepTable
 
 _PRIORITIES = {0: Priority.STANDARD, 1: Priority.INTERACTIVE, 2: Priority.STANDARD, 3: Priority.BATCH}
 _STATES = {int(state): state for state in AgentState}
-
-
-def duration(seconds: float) -> duration_pb2.Duration:
-    """A Duration of so many seconds."""
-    whole = int(seconds)
-    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
-
-
-def seconds_of(message: duration_pb2.Duration) -> float:
-    """Seconds of a Duration."""
-    return message.seconds + message.nanos * 1e-9
 
 
 def admission_request(message: admission_service_pb2.AcquireTicketRequest) -> AdmissionRequest:
@@ -70,7 +58,7 @@ def _ticket(ticket: Ticket) -> admission_service_pb2.Ticket:
     return admission_service_pb2.Ticket(
         token=ticket.token,
         data_address=ticket.data_address,
-        usable_for=duration(ticket.usable_seconds),
+        usable_for=duration_of(ticket.usable_seconds),
         expected_cached_tokens=ticket.expected_cached_tokens,
         agent_id=ticket.agent_id,
         epoch=ticket.epoch,
@@ -88,7 +76,7 @@ def quote_message(quote: Quote) -> admission_service_pb2.LatencyQuote:
 
 def _estimate(estimate: Estimate) -> admission_service_pb2.LatencyEstimate:
     return admission_service_pb2.LatencyEstimate(
-        expected=duration(estimate.expected), p10=duration(estimate.p10), p90=duration(estimate.p90)
+        expected=duration_of(estimate.expected), p10=duration_of(estimate.p10), p90=duration_of(estimate.p90)
     )
 
 
@@ -157,8 +145,8 @@ def load_message(member: Member, now: float) -> agent_pb2.AgentLoad:
         free_kv_blocks=load.free_kv_blocks,
         pending_prefill_tokens=load.pending_prefill_tokens,
         running_context_tokens=load.running_context_tokens,
-        age=duration(load.age_seconds + since),
-        step_age=duration(load.step_age_seconds + since),
+        age=duration_of(load.age_seconds + since),
+        step_age=duration_of(load.step_age_seconds + since),
         step_count=load.step_count,
         step_seconds=load.step_seconds,
     )
@@ -189,7 +177,7 @@ def command_message(command_id: str, command: Command) -> agent_registry_service
     """The message of a command."""
     message = agent_registry_service_pb2.Command(command_id=command_id)
     if isinstance(command, Drain):
-        message.drain.grace_period.CopyFrom(duration(command.grace_seconds))
+        message.drain.grace_period.CopyFrom(duration_of(command.grace_seconds))
     elif isinstance(command, Prefetch):
         message.prefetch_prefix.model = command.model
         message.prefetch_prefix.block_hashes.extend(command.block_hashes)

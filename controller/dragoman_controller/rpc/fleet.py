@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from dragoman.durations import duration_of, seconds_of
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import agent_pb2, error_pb2
@@ -14,7 +15,7 @@ from dragoman_controller.cell import Cell
 from dragoman_controller.commands import Drain
 from dragoman_controller.explain import reason, weigh
 from dragoman_controller.fleet import AgentState, Member
-from dragoman_controller.rpc.convert import duration, invalid, load_message, quote_message, seconds_of
+from dragoman_controller.rpc.convert import invalid, load_message, quote_message
 
 DEFAULT_GRACE_SECONDS = 180.0
 _PROGRESS_SECONDS = 0.5
@@ -105,7 +106,7 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
             candidates=candidates,
             chosen_agent_id=record.chosen_agent_id,
             reason=reason(record),
-            queue_time=duration(record.queue_seconds),
+            queue_time=duration_of(record.queue_seconds),
             quote=quote_message(record.quote),
         )
 
@@ -116,7 +117,7 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
             epoch=member.epoch,
             state=int(member.state),  # type: ignore[arg-type]
             load=load_message(member, now),
-            heartbeat_age=duration(now - member.heard_at),
+            heartbeat_age=duration_of(now - member.heard_at),
             granted_requests=self._cell.ledger.num_open(member.agent_id, member.epoch),
         )
 
@@ -124,7 +125,8 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
         now = self._cell.clock()
         return [
             pb.RemainingStream(
-                request_id=grant.key[1] or grant.jti.hex(), predicted_remaining=duration(grant.remaining_seconds(now))
+                request_id=grant.key[1] or grant.jti.hex(),
+                predicted_remaining=duration_of(grant.remaining_seconds(now)),
             )
             for grant in self._cell.ledger.open_grants(member.agent_id, member.epoch)
         ]

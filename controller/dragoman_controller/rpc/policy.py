@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from dragoman.durations import duration_of, seconds_of
 from dragoman.serving import Context
 from dragoman.v1 import policy_service_pb2 as pb
 from dragoman.v1 import policy_service_pb2_grpc as pb_grpc
 from dragoman_controller.cell import Cell
 from dragoman_controller.policy import ClassTarget, Policy, TenantPolicy
-from dragoman_controller.rpc.convert import duration, invalid, seconds_of
+from dragoman_controller.rpc.convert import invalid
 
 
 class PolicyServicer(pb_grpc.PolicyServiceServicer):
@@ -74,14 +75,14 @@ def _message(policy: Policy) -> pb.Policy:
     return pb.Policy(
         revision=policy.revision,
         max_queued_requests=policy.max_queued_requests,
-        max_queue_wait=duration(policy.max_queue_wait_seconds),
+        max_queue_wait=duration_of(policy.max_queue_wait_seconds),
         default_tenant=_tenant_message("", policy.default_tenant),
         tenants=[_tenant_message(name, tenant) for name, tenant in policy.tenants.items()],
         targets=[
             pb.ClassTarget(
                 priority_class=name,
-                time_to_first_token=duration(target.time_to_first_token_seconds),
-                time_per_output_token=duration(target.time_per_output_token_seconds),
+                time_to_first_token=duration_of(target.time_to_first_token_seconds),
+                time_per_output_token=duration_of(target.time_per_output_token_seconds),
             )
             for name, target in policy.targets.items()
         ],

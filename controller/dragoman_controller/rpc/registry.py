@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import agent_registry_service_pb2 as pb
@@ -16,7 +17,6 @@ from dragoman_controller.rpc.convert import (
     agent_state,
     command_message,
     command_result,
-    duration,
     load_of,
     outcome_of,
 )
@@ -36,7 +36,7 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
         newest, *older = self._cell.minter.agent_keys(member.agent_id, member.epoch)
         return pb.RegisterAgentResponse(
             lease_id=member.lease_id,
-            heartbeat_interval=duration(HEARTBEAT_INTERVAL_SECONDS),
+            heartbeat_interval=duration_of(HEARTBEAT_INTERVAL_SECONDS),
             key_id=newest[0],
             ticket_key=newest[1],
             previous_keys=[pb.TicketKey(key_id=key_id, key=key) for key_id, key in older],

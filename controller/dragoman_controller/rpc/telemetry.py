@@ -9,13 +9,14 @@ from google.protobuf import timestamp_pb2
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from dragoman.durations import seconds_of
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2
 from dragoman.v1 import telemetry_service_pb2 as pb
 from dragoman.v1 import telemetry_service_pb2_grpc as pb_grpc
 from dragoman_controller.cell import Cell
-from dragoman_controller.rpc.convert import invalid, load_message, seconds_of
+from dragoman_controller.rpc.convert import invalid, load_message
 
 _METRICS_SECONDS = 1.0
 _LOAD_SECONDS = 0.2

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from google.protobuf import duration_pb2
-
-from dragoman.v1 import error_pb2, generation_service_pb2
+from dragoman.durations import duration_of
+from dragoman.v1 import generation_service_pb2
 from dragoman_agent.engine.messages import Delta, Failed, Finished, LogprobEntry
 
 TokenBytes = Callable[[int], bytes]
@@ -15,13 +14,6 @@ _FINISH = {
     "length": generation_service_pb2.FINISH_REASON_LENGTH,
     "cancelled": generation_service_pb2.FINISH_REASON_CANCELLED,
 }
-
-
-def duration(seconds: float) -> duration_pb2.Duration:
-    """A Duration, not below 0."""
-    seconds = max(seconds, 0.0)
-    whole = int(seconds)
-    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
 def fill_delta(message: generation_service_pb2.GenerationDelta, delta: Delta, token_bytes: TokenBytes) -> None:
@@ -73,18 +65,13 @@ def fill_response(
     elif type(event) is Finished:
         finished = message.finished
         _fill_usage(finished.usage, event)
-        finished.time_to_first_token.CopyFrom(duration(event.first_token_seconds))
-        finished.queue_time.CopyFrom(duration(event.queue_seconds))
-        finished.total_time.CopyFrom(duration(event.total_seconds))
+        finished.time_to_first_token.CopyFrom(duration_of(event.first_token_seconds))
+        finished.queue_time.CopyFrom(duration_of(event.queue_seconds))
+        finished.total_time.CopyFrom(duration_of(event.total_seconds))
     elif type(event) is Failed:
         message.failed.error.reason = event.reason  # type: ignore[assignment]
         message.failed.error.message = event.message
         _fill_usage(message.failed.usage, event)
-
-
-def failed_response(request_id: str, reason: error_pb2.ErrorReason, text: str) -> Failed:
-    """A failure that the rpc process itself ends a request with."""
-    return Failed(request_id, int(reason), text)
 
 
 def _fill_usage(usage: generation_service_pb2.Usage, event: Finished | Failed) -> None:

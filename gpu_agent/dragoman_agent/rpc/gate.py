@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
 from dragoman.v1 import agent_registry_service_pb2, error_pb2
 from dragoman_agent.engine.messages import Embedded, Failed, Finished, Start, StartEmbed
 from dragoman_agent.metrics import AgentMetrics
-from dragoman_agent.rpc.convert import duration
 from dragoman_agent.rpc.engine_client import EngineClient, Event, EventSink
 from dragoman_agent.tickets import OPEN_GRANT, Grant, Presented, TicketVerifier
 
@@ -210,8 +210,8 @@ def _outcome(jti: bytes, event: Event) -> agent_registry_service_pb2.RequestOutc
         outcome.prompt_tokens = event.prompt_tokens
     if isinstance(event, Finished):
         outcome.incomplete = event.cancelled
-        outcome.time_to_first_token.CopyFrom(duration(event.first_token_seconds))
-        outcome.total_time.CopyFrom(duration(event.total_seconds))
+        outcome.time_to_first_token.CopyFrom(duration_of(event.first_token_seconds))
+        outcome.total_time.CopyFrom(duration_of(event.total_seconds))
     return outcome
 
 
