@@ -25,20 +25,13 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoke:
-    """Stop one request."""
-
-    jti: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class RotateKeys:
     """Take new ticket keys: (key id, key), the newest first."""
 
     keys: tuple[tuple[int, bytes], ...]
 
 
-Command = Drain | Prefetch | Revoke | RotateKeys
+Command = Drain | Prefetch | RotateKeys
 
 
 class Outbox:

@@ -22,7 +22,6 @@ class PlacementRecord:
     cached_tokens: Mapping[str, int]
     excluded: Mapping[str, str]
     chosen_agent_id: str
-    fallback_agent_id: str
     num_ties: int
     queue_seconds: float
     quote: Quote

@@ -185,7 +185,6 @@ class Placer:
                 placed.cached_tokens,
                 placed.excluded,
                 chosen.agent_id,
-                fallback.agent_id if fallback else "",
                 placement.num_ties,
                 queue_seconds,
                 quote,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -166,11 +166,6 @@ class FairQueue(Generic[T]):
             waiting = len(tenant.entries)
             ahead += index if tenant is own else min(waiting, math.ceil((index + 1) * tenant.share / own.share))
         return ahead
-
-    def __iter__(self) -> Iterator[Entry[T]]:
-        for queue in self._classes.values():
-            for tenant in queue.tenants.values():
-                yield from (entry for entry in tenant.entries if not entry.removed)
 
     def _order(self) -> list[Priority]:
         waiting = [priority for priority in Priority if self._num_waiting[priority]]

@@ -118,7 +118,3 @@ class Quotes:
         if quotes is None:
             quotes = self._agents[agent_id] = AgentQuotes()
         return quotes
-
-    def forget(self, agent_id: str) -> None:
-        """Drops an agent that left."""
-        self._agents.pop(agent_id, None)

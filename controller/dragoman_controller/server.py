@@ -60,7 +60,7 @@ SERVICE_NAMES = tuple(
 )
 LIVENESS, READINESS = "liveness", "readiness"
 _SAMPLE_TICKS = 5
-_CLOSE_SECONDS = 1.0
+_CLOSE_SECONDS = 3.0
 
 
 class StartupError(Exception):
@@ -216,7 +216,7 @@ async def serve(settings: ControllerSettings) -> None:
         # The second signal: nothing is waited for any more.
         return
     with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.wait_for(server.stop(), timeout=_CLOSE_SECONDS * 3)
+        await asyncio.wait_for(server.stop(), timeout=_CLOSE_SECONDS)
 
 
 async def _first_of(*events: asyncio.Event) -> None:

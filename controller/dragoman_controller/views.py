@@ -36,10 +36,6 @@ class ServiceTimes:
             seconds = DEFAULT_OUTPUT_TOKENS * step
         return seconds
 
-    def forget(self, agent_id: str) -> None:
-        """Drops an agent that left."""
-        self._seconds.pop(agent_id, None)
-
 
 def plan_of(member: Member, model: ModelSpec) -> bytes:
     """What two agents must have in common to give equal tokens; empty when the agent does not tell."""

@@ -65,5 +65,3 @@ def test_agents_learn_apart() -> None:
         quotes.of("a").learn((1.0, 0.1, 2.0), 3.0, 6.0, 11)
     assert quotes.of("a").quote(1.0, 0.1, 2.0).time_to_first_token.expected == pytest.approx(3.0)
     assert quotes.of("b").quote(1.0, 0.1, 2.0).time_to_first_token.expected == pytest.approx(1.0)
-    quotes.forget("a")
-    assert quotes.of("a").quote(1.0, 0.1, 2.0).time_to_first_token.expected == pytest.approx(1.0)

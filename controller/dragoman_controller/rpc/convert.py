@@ -7,7 +7,7 @@ from dragoman.errors import DragomanError
 from dragoman.step_model import StepModel
 from dragoman.v1 import admission_service_pb2, agent_pb2, agent_registry_service_pb2, error_pb2
 from dragoman_controller.cell import CommandResult, Outcome
-from dragoman_controller.commands import Command, Drain, Prefetch, Revoke
+from dragoman_controller.commands import Command, Drain, Prefetch
 from dragoman_controller.fleet import AgentSpec, AgentState, Load, Member, ModelSpec
 from dragoman_controller.placer import Granted, Ticket
 from dragoman_controller.quote import Estimate, Quote
@@ -182,8 +182,6 @@ def command_message(command_id: str, command: Command) -> agent_registry_service
         message.prefetch_prefix.model = command.model
         message.prefetch_prefix.block_hashes.extend(command.block_hashes)
         message.prefetch_prefix.source_address = command.source_address
-    elif isinstance(command, Revoke):
-        message.revoke_request.jti = command.jti
     else:
         for key_id, key in command.keys:
             message.rotate_keys.keys.add(key_id=key_id, key=key)
