@@ -122,6 +122,11 @@ def test_b05_a_bad_logit_bias_is_named(alphabet: Any, bias: dict[str, Any]) -> N
     assert alphabet.complete("A", max_tokens=2, logit_bias={"90": 100})["choices"][0]["text"] == "ZZ"
 
 
+def test_b05_a_bias_beyond_every_number_is_named(alphabet: Any) -> None:
+    reply = alphabet.http.post(PATH, content=b'{"prompt":"A","logit_bias":{"66":1,"5":1e400}}')
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logit_bias.5")
+
+
 @pytest.mark.parametrize(
     ("field", "raw"),
     [
@@ -135,7 +140,9 @@ def test_b07_absurd_numbers_are_refused_at_once(alphabet: Any, field: str, raw: 
     reply = alphabet.http.post(PATH, content=b'{"prompt":"A","' + field.encode() + b'":' + raw + b"}")
     assert reply.status_code == 400
     assert time.monotonic() - start < 0.5
-    assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
+    error = reply.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["param"] == field
 
 
 @pytest.mark.parametrize("temperature", [-0.0, 1e-30, 0])

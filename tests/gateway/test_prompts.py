@@ -56,7 +56,24 @@ def test_b19_what_a_template_says_is_quoted(messages: Any) -> None:
 
 
 def test_b19_a_model_without_a_template_says_how_to_set_one() -> None:
-    assert "--chat-template" in refusal(None).message
+    message = refusal(None).message
+    assert "tokenizer.chat_template" in message and "chat_template.jinja" in message
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "assistant", "content": "x", "tool_calls": 5}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": "call"}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": {"a": 1}}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": True}, "messages[0].tool_calls"),
+        ({"role": "user", "content": [{"type": []}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": {"text": "a"}}]}, "messages[0].content[0]"),
+    ],
+)
+def test_b12_fields_of_a_message_of_the_wrong_shape_are_named(message: Any, param: str) -> None:
+    error = refusal("", [message])
+    assert error.param == param
 
 
 @pytest.mark.parametrize(
@@ -86,14 +103,20 @@ def test_b18_one_begin_of_text_token() -> None:
 
 @pytest.mark.parametrize(("length", "fits"), [(98, True), (99, True), (100, False), (101, False), (1000, False)])
 def test_b14_a_prompt_leaves_room_for_one_token(length: int, fits: bool) -> None:
-    body = parse_body(CompletionBody, {"prompt": [65] * length})[0]
+    body = parse_body(CompletionBody, {"prompt": [65] * length, "max_tokens": 77})[0]
     if fits:
         assert len(completion_prompts(body, model(context=100), "", 10)[0].token_ids) == length
         return
     with pytest.raises(ApiError) as caught:
         completion_prompts(body, model(context=100), "", 10)
     assert caught.value.code == "context_length_exceeded"
-    assert str(length) in caught.value.message and "100" in caught.value.message
+    assert all(number in caught.value.message for number in (str(length), "100", "77 were asked for"))
+
+
+def test_b14_a_chat_that_is_too_long_is_told_what_it_asked_for() -> None:
+    with pytest.raises(ApiError) as caught:
+        chat_prompt(chat([{"role": "user", "content": "a" * 200}]), model(context=100), "", 33)
+    assert caught.value.code == "context_length_exceeded" and "33 were asked for" in caught.value.message
 
 
 def test_hashes_depend_on_the_salt_and_the_digest_on_the_ids() -> None:

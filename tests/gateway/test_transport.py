@@ -192,6 +192,19 @@ def test_b12_a_body_that_is_no_json_object_is_400(lonely_gateway: str, route: st
     assert_envelope(httpx.post(f"{lonely_gateway}{route}", content=body), 400)
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"logit_bias":{"4":1,"5":1e400}}', "logit_bias.5"), (b'{"prompt":[1,[-Infinity]]}', "prompt[1][0]"),
+        (b'{"\\ud83d":NaN}', "?"), (b'{"a":[{}],"b":{"c":[1.5,{"d":NaN}]}}', "b.c[1].d"), (b"NaN", None),
+        (b'{"a":' * 900 + b"NaN" + b"}" * 900, "a" + ".a" * 127 + "."), (b'{"a":' + b"[" * 5000 + b"NaN", None),
+    ],
+)  # fmt: skip
+def test_b05_b07_a_number_that_json_lacks_is_named(lonely_gateway: str, body: bytes, param: str | None) -> None:
+    reply = httpx.post(f"{lonely_gateway}/v1/completions", content=body)
+    assert assert_envelope(reply, 400)["param"] == param
+
+
 def test_json_is_read_whatever_the_content_type_says(lonely_gateway: str) -> None:
     reply = httpx.post(
         f"{lonely_gateway}/v1/completions", content=b'{"prompt":3.5,"n":0}', headers={"content-type": "text/plain"}

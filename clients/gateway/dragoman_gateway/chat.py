@@ -31,7 +31,9 @@ async def chat_completions(request: Request, backend: Backend, value: dict[str, 
     include_usage = check_stream_options(body, lenient=settings.lenient_stream_options)
     model = await backend.models.text(backend.models.resolve(body.model))
     salt = body.cache_salt or ""
-    prompt = await unless_gone(request.receive, backend.models.in_thread(lambda: chat_prompt(body, model, salt)))
+    prompt = await unless_gone(
+        request.receive, backend.models.in_thread(lambda: chat_prompt(body, model, salt, max_tokens))
+    )
     specs = build_specs(body, [prompt], model, backend, max_tokens=max_tokens, num_logprobs=num_logprobs)
     if ignored:
         backend.metrics.ignored.inc()

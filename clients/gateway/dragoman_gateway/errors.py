@@ -81,8 +81,9 @@ def from_dragoman(error: DragomanError) -> ApiError:
 
 def envelope(error: ApiError) -> bytes:
     """The JSON body: `error` with message, type, param and code, always all four."""
+    param = None if error.param is None else _printable(error.param)
     return orjson.dumps(
-        {"error": {"message": _printable(error.message), "type": error.type, "param": error.param, "code": error.code}}
+        {"error": {"message": _printable(error.message), "type": error.type, "param": param, "code": error.code}}
     )
 
 

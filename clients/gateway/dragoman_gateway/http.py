@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+import json
+import math
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -15,6 +17,7 @@ from dragoman_gateway.errors import ApiError, envelope, invalid, retry_headers
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
+_MAX_EXPLAINED_BYTES = 1 << 20  # a body that is no JSON is read once more to explain why, if it is this small
 
 
 class ClientGone(Exception):
@@ -78,11 +81,46 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        path = _path_of_no_number(body)
+        if path:
+            raise invalid(f"{path}: the number must be finite; JSON has no NaN and no infinity", path) from None
         raise invalid(f"the request body is not valid JSON: {error}; correct it", code="invalid_json") from None
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}.get(type(value), "a number")
         raise invalid(f"the request body must be a JSON object, not {kind}", code="invalid_json")
     return value
+
+
+def _path_of_no_number(body: bytes) -> str | None:
+    """Path of the first NaN or infinity (1e400 is one) of a body that is a JSON object but for those, else None."""
+    if len(body) > _MAX_EXPLAINED_BYTES:
+        return None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    open_parts = [_parts(value)]
+    names: list[str] = []  # of the parts that are open, and of the one looked at
+    while open_parts:
+        del names[len(open_parts) - 1 :]
+        part = next(open_parts[-1], None)
+        if part is None:
+            open_parts.pop()
+            continue
+        name, item = part
+        names.append(name)
+        if isinstance(item, float) and not math.isfinite(item):
+            return "".join(names).removeprefix(".")[:256]
+        if isinstance(item, (dict, list)):
+            open_parts.append(_parts(item))
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """The values in a list or an object, each with its step of the path."""
+    if isinstance(value, dict):
+        return ((f".{key[:64]}", item) for key, item in value.items())
+    return ((f"[{index}]", item) for index, item in enumerate(value if isinstance(value, list) else ()))
 
 
 async def client_gone(receive: Receive) -> None:

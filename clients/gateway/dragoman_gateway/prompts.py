@@ -13,7 +13,8 @@ from dragoman_gateway.sampling import check_ids
 from dragoman_gateway.schema import CompletionBody
 from dragoman_text import TemplateError
 
-_IMAGE_PARTS = frozenset({"image_url", "input_image", "image", "input_audio", "audio", "file", "video_url"})
+# A tuple: what a caller gives as a part's type may be anything, also what has no hash.
+_OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio", "file", "video_url")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,10 @@ class TemplateFields(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
-def chat_prompt(body: TemplateFields, model: ModelText, cache_salt: str) -> Prompt:
-    """The prompt of a chat. Runs the model's template: call it in a thread. Raises ApiError 400."""
+def chat_prompt(body: TemplateFields, model: ModelText, cache_salt: str, max_tokens: int | None = None) -> Prompt:
+    """The prompt of a chat; `max_tokens` are asked for. Runs the model's template: call it in a thread. Raises ApiError 400."""
     ids = template_ids(body, model)
-    check_context(ids, model)
+    check_context(ids, model, "messages", max_tokens)
     return _prompt(ids, model, cache_salt)
 
 
@@ -92,7 +93,7 @@ def check_messages(messages: Any) -> None:
             raise invalid(f"messages[{index}].role is missing", f"messages[{index}].role", "missing_required_parameter")
         content = message.get("content")
         for position, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS:
+            if isinstance(part, Mapping) and part.get("type") in _OTHER_PARTS:
                 path = f"messages[{index}].content[{position}]"
                 raise unsupported(path, f"type {part['type']} is not served; this model takes text only")
 
@@ -111,7 +112,7 @@ def completion_prompts(body: CompletionBody, model: ModelText, cache_salt: str, 
                 raise invalid(f"{path} is empty; give at least one token id", path)
             check_ids(item, path, model.vocabulary_size)
             ids, text = item, None
-        check_context(ids, model, path)
+        check_context(ids, model, path, body.max_tokens)
         if text is None and body.echo:
             text = model.tokenizer.decode(ids, skip_special_tokens=False)
         prompts.append(_prompt(ids, model, cache_salt, text if body.echo else None))
@@ -154,13 +155,14 @@ def _encode(text: str, body: CompletionBody, model: ModelText, path: str) -> lis
     return ids
 
 
-def check_context(ids: list[int], model: ModelText, path: str = "messages") -> None:
-    """Raises ApiError 400 when the prompt leaves no room for one token. Prompts are never cut."""
+def check_context(ids: list[int], model: ModelText, path: str, max_tokens: int | None) -> None:
+    """Raises ApiError 400 when the prompt leaves no room for one token. Prompts are never cut; `max_tokens` are."""
     if len(ids) + 1 > model.max_context_tokens:
+        asked = "" if max_tokens is None else f" ({max_tokens} were asked for)"
         raise ApiError(
             400,
             f"the prompt has {len(ids)} tokens and the context of {model.name} is {model.max_context_tokens}, "
-            f"which must hold the prompt and at least 1 new token; shorten the prompt",
+            f"which must hold the prompt and at least 1 new token{asked}; shorten the prompt",
             code="context_length_exceeded",
             param=path,
         )

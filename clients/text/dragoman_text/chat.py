@@ -96,8 +96,8 @@ class ChatTemplate:
         """The template's variables with stand-ins where user text spells a control token."""
         if self._template is None:
             raise TemplateError(
-                "this model has no chat template, so chat messages cannot be laid out; set one with "
-                "--chat-template FILE, or send a plain prompt to completions"
+                "this model has no chat template, so chat messages cannot be laid out; set tokenizer.chat_template in the "
+                "GGUF file or put chat_template.jinja into the model's directory, or send a plain prompt to completions"
             )
         extra = dict(template_kwargs or {})
         taken = sorted(_RESERVED & extra.keys())

@@ -33,6 +33,8 @@ def _normalise_message(message: Any, where: str) -> dict[str, Any]:
     normalised["role"] = "system" if role == "developer" else role
     calls = message.get("tool_calls")
     if calls:
+        if not isinstance(calls, list):
+            raise ValueError(f"{where}.tool_calls must be a list of calls, not {type(calls).__name__}")
         normalised["tool_calls"] = [_with_object_arguments(call) for call in calls]
     elif "tool_calls" in normalised:
         del normalised["tool_calls"]
