@@ -12,7 +12,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.layers import PagedCache
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
-from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
+from dragoman_kernels.triton.attention_prefill import BLOCK_M, paged_prefill_attention
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 
@@ -52,7 +52,7 @@ class CudaStep:
 class CudaOps:
     """See Ops in model/layers.py."""
 
-    block_m = 64  # queries of a prefill work item; measured best with 64-token pages, see benchmarks/kernels_gpu.py
+    block_m = BLOCK_M  # queries of a prefill work item
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device."""
@@ -100,12 +100,11 @@ class CudaOps:
         if prefill is not None:
             out[num_decodes:] = paged_prefill_attention(
                 q[num_decodes:], keys, values, prefill.block_tables, prefill.query_starts, prefill.context_lens,
-                prefill.work_list, block_m=self.block_m, num_stages=3, num_warps=4,
+                prefill.work_list, block_m=self.block_m,
             )  # fmt: skip
         return out.view(len(q), -1)
 
     def _decode(self, q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, workspace: DecodeWorkspace) -> Tensor:
         return paged_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, workspace, part.num_splits,
-            num_stages=5 if len(q) <= 64 else 3, num_warps=4 if part.num_splits > 1 else 2,
         )  # fmt: skip

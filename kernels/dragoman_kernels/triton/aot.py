@@ -1,0 +1,268 @@
+"""Compiles every Triton kernel for every supported NVIDIA architecture without a GPU and checks it against its contract.
+
+The launchers themselves are run, on small CPU tensors, with a driver that names a target and launches nothing: what is
+compiled is what a GPU of that architecture would be asked to run.
+
+python -m dragoman_kernels.triton.aot CONFIG.json... [--capability 90]... [--jobs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from dragoman_kernels.contract import SHARED_LIMIT_BYTES
+from dragoman_kernels.registry import default_registry
+from dragoman_kernels.triton.activation import silu_mul
+from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
+from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
+from dragoman_kernels.triton.contracts import contract_name
+from dragoman_kernels.triton.norm import rms_norm
+from dragoman_kernels.triton.rope_cache import rope_and_cache
+from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
+from dragoman_kernels.triton.step_inputs import StepInputs
+from dragoman_kernels.triton.stream_read import stream_read
+
+CAPABILITIES = tuple(SHARED_LIMIT_BYTES)
+_CPU = torch.device("cpu")
+_PAGE = 64
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the kernels' constants come from."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    qk_norm: bool
+
+    @classmethod
+    def read(cls, path: Path) -> ModelShape:
+        """From a Hugging Face config.json. Raises ValueError naming the file and the key it lacks."""
+        try:
+            config = json.loads(path.read_text())
+            heads = config["num_attention_heads"]
+            return cls(
+                path.stem,
+                heads,
+                config.get("num_key_value_heads", heads),
+                config.get("head_dim") or config["hidden_size"] // heads,
+                config["hidden_size"],
+                config["intermediate_size"],
+                config["vocab_size"],
+                config["model_type"] == "qwen3",
+            )
+        except (OSError, json.JSONDecodeError, KeyError) as error:
+            raise ValueError(f"{path}: cannot read a model's shapes: {error!r}; pass a model's config.json") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One compiled kernel and what it uses."""
+
+    kernel: str  # contract name
+    capability: int
+    num_registers: int  # a thread
+    spill_bytes: int  # a thread
+    shared_bytes: int  # a block
+    constants: str
+
+    def problems(self) -> list[str]:
+        """What breaks the kernel's contract, each a sentence; empty when nothing does."""
+        try:
+            budget = default_registry().get(self.kernel).contract.resources
+        except KeyError:
+            return [f"{self.kernel} has no contract; add it to dragoman_kernels/triton/contracts.py"]
+        if budget is None:
+            return [f"{self.kernel}: its contract names no resources; give it a ResourceBudget"]
+        where = f"{self.kernel} on sm_{self.capability} ({self.constants})"
+        limits = (
+            ("registers a thread", self.num_registers, budget.max_num_registers),
+            ("bytes spilled a thread", self.spill_bytes, budget.max_spill_bytes),
+            ("bytes of shared memory a block", self.shared_bytes, budget.shared_limit(self.capability)),
+        )
+        return [f"{where}: {used} {what}, {limit} allowed" for what, used, limit in limits if used > limit]
+
+
+class _TargetDriver:
+    """Stands for a device that is not there: what a compilation asks of Triton's driver, and no more."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+
+@contextmanager
+def compiling_for(capability: int) -> Iterator[dict[str, tuple[str, Any, str]]]:
+    """Launches inside compile for `capability` and run nothing; yields the kernels compiled, by hash."""
+    found: dict[str, tuple[str, Any, str]] = {}
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled = launch(self, *args, grid=grid, warmup=True, **options)
+        constants = {
+            key: value for key, value in options.items() if key.isupper() or key in ("num_warps", "num_stages")
+        }
+        text = " ".join(f"{key}={value}" for key, value in constants.items())
+        found.setdefault(compiled.hash, (contract_name(self.__name__), compiled, text))
+        return compiled
+
+    previous = driver._active
+    JITFunction.run = compile_only
+    driver.set_active(_TargetDriver(capability))
+    try:
+        yield found
+    finally:
+        JITFunction.run = launch
+        driver._active = previous
+
+
+def launch_all(shape: ModelShape) -> None:
+    """One launch of each form that serving `shape` in bfloat16 makes."""
+    _launch_rows(shape)
+    _launch_attention(shape)
+    _launch_sampling(shape)
+    inputs = StepInputs(8, 4, _CPU)
+    inputs.unpack(torch.zeros(256, dtype=torch.int32), 8, 8, 4)
+    stream_read(torch.zeros(2 * 4096), torch.zeros(2))
+
+
+def _zeros(*size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.bfloat16)
+
+
+def _ints(*size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int32)
+
+
+def _launch_rows(shape: ModelShape) -> None:
+    hidden = _zeros(2, shape.hidden_size)
+    rms_norm(hidden, hidden[0], 1e-6)
+    rms_norm(hidden, hidden[0], 1e-6, _zeros(2, shape.hidden_size))
+    silu_mul(_zeros(2, 2 * shape.intermediate_size))
+    cache = _zeros(2, shape.num_kv_heads, _PAGE, shape.head_dim)
+    qkv = _zeros(2, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
+    angles = torch.zeros(8, shape.head_dim // 2)
+    norm = _zeros(shape.head_dim) if shape.qk_norm else None
+    rope_and_cache(qkv, cache, cache, angles, angles, _ints(2), _ints(2), shape.num_heads, norm, norm)
+
+
+def _launch_attention(shape: ModelShape) -> None:
+    cache = _zeros(2, shape.num_kv_heads, _PAGE, shape.head_dim)
+    work = DecodeWorkspace(128, shape.num_heads, shape.head_dim, 16, _CPU)
+    # Alone (most splits), in a middle batch and in a large one: the launcher's three forms.
+    for num_seqs, num_splits in ((1, 16), (64, 1), (128, 1)):
+        q = _zeros(num_seqs, shape.num_heads, shape.head_dim)
+        paged_decode_attention(q, cache, cache, _ints(num_seqs, 4), _ints(num_seqs), work, num_splits)
+    q = _zeros(2, shape.num_heads, shape.head_dim)
+    paged_prefill_attention(q, cache, cache, _ints(1, 4), _ints(2), _ints(1), _ints(1, 2))
+
+
+def _launch_sampling(shape: ModelShape) -> None:
+    work = SamplingWorkspace(2, shape.vocab_size, _CPU)
+    uniforms = torch.zeros(2, dtype=torch.float64)
+    sample_rows(_zeros(2, shape.vocab_size), torch.zeros(2), uniforms, work, _ints(2), _ints(2))
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """(registers, bytes of local memory) a thread of the kernel in `cubin`, from Triton's own cuobjdump."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=False)
+    match = _USAGE.search(done.stdout)
+    if done.returncode or match is None:
+        raise RuntimeError(f"cuobjdump -res-usage gave no figures: {done.stdout}{done.stderr}")
+    registers, stack, local = map(int, match.groups())
+    return registers, stack + local
+
+
+def compile_shapes(shapes: Sequence[ModelShape], capability: int) -> list[Build]:
+    """Every kernel that serving `shapes` launches, compiled for `capability`; equal binaries once."""
+    if os.environ.get("TRITON_INTERPRET"):
+        raise RuntimeError("TRITON_INTERPRET is set: kernels are interpreted and cannot be compiled; unset it")
+    with compiling_for(capability) as found:
+        for shape in shapes:
+            launch_all(shape)
+    builds = []
+    for name, compiled, constants in found.values():
+        registers, spilled = resource_usage(compiled.asm["cubin"])
+        builds.append(Build(name, capability, registers, spilled, compiled.metadata.shared, constants))
+    return builds
+
+
+def table(builds: Sequence[Build]) -> str:
+    """One line a kernel and architecture: how many binaries, and the most each of them uses."""
+    lines = [
+        f"{'kernel':22} {'target':8} {'builds':>6} {'registers':>9} {'spill B':>8} {'shared B':>9} {'limit B':>9}  verdict"
+    ]
+    for name in sorted({build.kernel for build in builds}):
+        for capability in sorted({build.capability for build in builds}):
+            group = [build for build in builds if (build.kernel, build.capability) == (name, capability)]
+            verdict = "broken" if any(build.problems() for build in group) else "kept"
+            lines.append(
+                f"{name:22} sm_{capability:<5} {len(group):>6} {max(b.num_registers for b in group):>9} "
+                f"{max(b.spill_bytes for b in group):>8} {max(b.shared_bytes for b in group):>9} "
+                f"{SHARED_LIMIT_BYTES[capability]:>9}  {verdict}"
+            )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile, print the table, return 1 when a contract is broken."""
+    parser = argparse.ArgumentParser(prog="python -m dragoman_kernels.triton.aot", description=__doc__)
+    parser.add_argument("configs", nargs="+", type=Path, help="config.json of each model")
+    parser.add_argument("--capability", type=int, action="append", choices=CAPABILITIES, help="default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    arguments = parser.parse_args(argv)
+    try:
+        shapes = [ModelShape.read(path) for path in arguments.configs]
+    except ValueError as error:
+        parser.error(str(error))
+    capabilities = arguments.capability or CAPABILITIES
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        groups = list(pool.map(compile_shapes, [shapes] * len(capabilities), capabilities))
+    builds = [build for group in groups for build in group]
+    print(table(builds))
+    problems = [problem for build in builds for problem in build.problems()]
+    for problem in problems:
+        print(f"broken: {problem}")
+    print(f"{len(builds)} binaries, {len(problems)} contracts broken")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
