@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from dragoman.address import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,3 @@ def check(settings: ControllerSettings) -> None:
             f"--host {settings.host} can be reached from other machines, and without TLS ticket keys would cross the "
             "network in the clear: give --tls-certificate, --tls-key and --tls-client-ca, or listen on 127.0.0.1"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from dragoman.address import host_port
 from dragoman.channel import server_options
 from dragoman.errors import DragomanError
 from dragoman.serving import ErrorInterceptor
@@ -108,7 +109,7 @@ class ControllerServer:
     async def start(self) -> None:
         """Listens on both ports; `port` and `metrics_port` tell which. Raises StartupError."""
         host = self._settings.host.strip("[]")
-        address = f"[{host}]:{self._settings.port}" if ":" in host else f"{host}:{self._settings.port}"
+        address = host_port(host, self._settings.port)
         try:
             if self._credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -229,9 +230,11 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 def _announce(host: str, server: ControllerServer) -> None:
-    bare = host.strip("[]")
-    shown = f"[{bare}]" if ":" in bare else bare
-    event = {"event": "serving", "grpc": f"{shown}:{server.port}", "metrics": f"{shown}:{server.metrics_port}"}
+    event = {
+        "event": "serving",
+        "grpc": host_port(host, server.port),
+        "metrics": host_port(host, server.metrics_port),
+    }
     print(json.dumps(event), flush=True)
 
 

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import dragoman
+from dragoman.address import host_port
 from dragoman.durations import duration_of
 from dragoman.v1 import agent_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
@@ -28,7 +29,7 @@ from dragoman_agent.rpc.generation import GenerationServicer
 from dragoman_agent.rpc.hardware import HardwareServicer
 from dragoman_agent.rpc.kv_transfer import KvTransferServicer
 from dragoman_agent.rpc.served_model import served_model
-from dragoman_agent.rpc.server import AgentServer, Services, bracketed, port_problem
+from dragoman_agent.rpc.server import AgentServer, Services, port_problem
 from dragoman_agent.rpc.telemetry import TelemetryServicer
 from dragoman_agent.rpc.tokenizer import TokenizerServicer
 from dragoman_agent.startup import Prepared, StartupError
@@ -128,12 +129,12 @@ class Agent:
 
     @property
     def _grpc_address(self) -> str:
-        return f"{bracketed(self._settings.host)}:{self._server.port if self._server else 0}"
+        return host_port(self._settings.host, self._server.port if self._server else 0)
 
     @property
     def _metrics_address(self) -> str:
         port = self._metrics_server.port if self._metrics_server else 0
-        return f"{bracketed(self._settings.host)}:{port}"
+        return host_port(self._settings.host, port)
 
     # What the engine says.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import platform
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from dragoman.address import is_loopback
 
 
 def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
@@ -134,13 +135,3 @@ def settings_problem(settings: AgentSettings) -> str:
             "underscores, as it becomes part of tickets and certificates"
         )
     return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 
+from dragoman.address import is_loopback
 from dragoman_cli.config import parse
 from dragoman_gateway.config import GatewaySettings
 
 _QUIET = ("uvicorn.error",)  # its start and stop lines; ours say the same
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
         listener = bind(settings.host, settings.port)
     except StartError as error:
         sys.exit(_refuse(str(error)))
-    if settings.host not in _LOOPBACK and not keys:
+    if not is_loopback(settings.host) and not keys:
         logging.getLogger(__name__).warning("listening on %s without --api-key: anyone there may use it", settings.host)
     run(settings, listener, keys)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 import uvicorn
 from uvicorn.config import Config
 
+from dragoman.address import host_port
 from dragoman_gateway.app import GatewayApp
 from dragoman_gateway.backend import Backend
 from dragoman_gateway.config import GatewaySettings
@@ -160,7 +161,7 @@ class _Stop:
 
 def _announce(settings: GatewaySettings, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = host_port(host, port)
     logger.info("serving http://%s, controller %s", address, settings.controller)
     if settings.announce:
         sys.stdout.write(json.dumps({"event": "serving", "http": address}) + "\n")

@@ -6,11 +6,11 @@ import socket
 from dataclasses import dataclass
 
 import grpc
-import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from dragoman.address import host_port
 from dragoman.channel import server_options
 from dragoman.serving import ErrorInterceptor
 from dragoman.v1 import (
@@ -28,6 +28,7 @@ from dragoman.v1 import (
     tokenizer_service_pb2_grpc,
 )
 from dragoman_agent.startup import StartupError
+from dragoman_cli.ports import holder_of
 
 # A write must wait for the reader, since credit follows the writes: by default 64 KiB pile up here before one waits.
 _STREAM_OPTIONS = [("grpc.http2.write_buffer_size", 1024)]
@@ -82,7 +83,7 @@ class AgentServer:
         """Bind and listen; `port` 0 takes a free one, `self.port` says which. Raises StartupError."""
         _try_port(host, port)
         try:
-            self.port = self._server.add_insecure_port(f"{bracketed(host)}:{port}")
+            self.port = self._server.add_insecure_port(host_port(host, port))
         except RuntimeError:
             raise StartupError(port_problem(host, port, "--port")) from None
         for name in _ALWAYS:
@@ -124,26 +125,9 @@ def _try_port(host: str, port: int) -> None:
         raise StartupError(port_problem(host, port, "--port")) from None
 
 
-def bracketed(host: str) -> str:
-    """`host` as it stands before a port: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
 def port_problem(host: str, port: int, flag: str) -> str:
     """Why a port cannot be bound, in one line that names the process that holds it where the system tells."""
-    holder = _holder_of(port)
+    holder = holder_of(port)
     if holder:
         return f"port {port} is in use by {holder}; stop it or choose another port with {flag}"
-    return f"cannot listen on {host}:{port}: it is in use or the address is not of this machine; choose another with {flag}"
-
-
-def _holder_of(port: int) -> str:
-    try:
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
-                if connection.pid is None:
-                    return "a process of another user"
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except psutil.Error:
-        return ""
-    return ""
+    return f"cannot listen on {host_port(host, port)}: it is in use or the address is not of this machine; choose another with {flag}"
