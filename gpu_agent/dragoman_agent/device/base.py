@@ -38,6 +38,16 @@ class LoadProgress:
 ProgressFn = Callable[[LoadProgress], None]
 
 
+def no_ids() -> Int32Array:
+    """An empty index array."""
+    return np.zeros(0, dtype=np.int32)
+
+
+def no_masks() -> Int32Array:
+    """No mask rows."""
+    return np.zeros((0, 0), dtype=np.int32)
+
+
 @dataclass(slots=True)
 class SamplingBatch:
     """Sampling parameters, one row a sampled sequence.
@@ -59,6 +69,9 @@ class SamplingBatch:
     logit_bias: dict[int, tuple[Int32Array, Float32Array]] = field(default_factory=dict)  # (token ids, added values)
     banned: dict[int, Int32Array] = field(default_factory=dict)  # token ids whose logit becomes -inf
     allowed: dict[int, Int32Array] = field(default_factory=dict)  # only these token ids may be sampled
+    # Grammar masks: bit i % 32 of word i // 32 is set where token i may be sampled.
+    masked_rows: Int32Array = field(default_factory=no_ids)  # [num_masked] rows that have a mask
+    masks: Int32Array = field(default_factory=no_masks)  # [num_masked, ceil(vocab_size / 32)]
 
 
 @dataclass(slots=True)
@@ -92,6 +105,10 @@ class StepBatch:
     sample_seqs: Int32Array  # [num_samples] sequences whose last query token's logits are sampled
     pool_seqs: Int32Array  # [num_pooled] sequences whose last hidden state is returned (embedding)
     sampling: SamplingBatch
+    # Log-probabilities of given tokens (of a prompt): after query token score_rows[i], how likely was score_targets[i].
+    score_rows: Int32Array = field(default_factory=no_ids)  # [num_scores] rows of token_ids
+    score_targets: Int32Array = field(default_factory=no_ids)  # [num_scores]
+    num_score_logprobs: int = 0  # best alternatives wanted with each
 
 
 @dataclass(slots=True)
@@ -104,6 +121,9 @@ class StepResult:
     top_ids: Int32Array | None = None  # [num_samples, k] best first
     top_logprobs: Float32Array | None = None  # [num_samples, k]
     embeddings: Float32Array | None = None  # [num_pooled, hidden_size] after the final norm, unnormalised
+    score_logprobs: Float32Array | None = None  # [num_scores]; NaN where a logit was not finite
+    score_top_ids: Int32Array | None = None  # [num_scores, k] best first, ties by lowest id; None when k is 0
+    score_top_logprobs: Float32Array | None = None  # [num_scores, k]
     seconds: float = 0.0  # time of the step on the device
 
 
@@ -143,4 +163,6 @@ __all__ = [
     "StepBatch",
     "StepHandle",
     "StepResult",
+    "no_ids",
+    "no_masks",
 ]

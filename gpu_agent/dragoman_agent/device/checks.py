@@ -33,6 +33,8 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan) -> None:
     _in_range("context_lens", batch.context_lens, 1, limit + 1)
     _in_range("sample_seqs", batch.sample_seqs, 0, num_seqs)
     _in_range("pool_seqs", batch.pool_seqs, 0, num_seqs)
+    _in_range("score_rows", batch.score_rows, 0, num_tokens)
+    _in_range("score_targets", batch.score_targets, 0, config.vocab_size)
     short = np.flatnonzero(num_queries > batch.context_lens)
     if len(short):
         raise ValueError(f"context_lens[{short[0]}] is shorter than the sequence's query tokens")

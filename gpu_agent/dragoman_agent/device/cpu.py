@@ -15,6 +15,7 @@ import numpy as np
 from dragoman_agent.device.base import (
     DeviceError,
     Float32Array,
+    Int32Array,
     LoadProgress,
     Penalties,
     ProgressFn,
@@ -39,7 +40,12 @@ _NOTHING = HostSampled(np.zeros(0, np.int64), np.zeros(0, np.bool_))
 class _Road(Protocol):
     detail: str
 
+    @property
+    def max_num_head_rows(self) -> int: ...
+
     def run(self, batch: StepBatch) -> tuple[Float32Array, Float32Array]: ...
+
+    def head(self, hidden: Float32Array) -> Float32Array: ...
 
     def close(self) -> None: ...
 
@@ -151,6 +157,7 @@ class _Work:
         try:
             logits, hidden = self.road.run(batch)
             sampled = self.sampler.sample(logits, batch.sampling) if len(batch.sample_seqs) else _NOTHING
+            scores = self._score(hidden[len(batch.pool_seqs) :], batch) if len(batch.score_rows) else (None, None, None)
         except (ValueError, MemoryError, RuntimeError, IndexError) as error:
             raise DeviceError(f"Step {batch.step} failed on the CPU: {error}") from error
         return StepResult(
@@ -159,9 +166,22 @@ class _Work:
             logprobs=sampled.logprobs,
             top_ids=None if sampled.top_ids is None else sampled.top_ids.astype(np.int32),
             top_logprobs=sampled.top_logprobs,
-            embeddings=hidden if len(batch.pool_seqs) else None,
+            embeddings=hidden[: len(batch.pool_seqs)] if len(batch.pool_seqs) else None,
+            score_logprobs=scores[0],
+            score_top_ids=scores[1],
+            score_top_logprobs=scores[2],
             seconds=time.perf_counter() - started,
         )
+
+    def _score(self, hidden: Float32Array, batch: StepBatch) -> tuple[Float32Array, Int32Array, Float32Array]:
+        """Logprobs of `score_targets`, a few rows at a time: logits of a whole prompt would take gigabytes."""
+        parts = []
+        for start in range(0, len(hidden), self.road.max_num_head_rows):
+            rows = slice(start, start + self.road.max_num_head_rows)
+            logits = self.road.head(hidden[rows])
+            parts.append(self.sampler.score(logits, batch.score_targets[rows], batch.num_score_logprobs))
+        logprobs, top_ids, top_logprobs = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return logprobs, top_ids.astype(np.int32), top_logprobs
 
 
 def _copy(batch: StepBatch) -> StepBatch:
@@ -178,6 +198,8 @@ def _copy(batch: StepBatch) -> StepBatch:
         prompt_lens=batch.prompt_lens.copy(),
         sample_seqs=batch.sample_seqs.copy(),
         pool_seqs=batch.pool_seqs.copy(),
+        score_rows=batch.score_rows.copy(),
+        score_targets=batch.score_targets.copy(),
         sampling=SamplingBatch(
             temperatures=sampling.temperatures.copy(),
             top_ks=sampling.top_ks.copy(),
@@ -191,6 +213,8 @@ def _copy(batch: StepBatch) -> StepBatch:
             logit_bias={row: (ids.copy(), added.copy()) for row, (ids, added) in sampling.logit_bias.items()},
             banned={row: ids.copy() for row, ids in sampling.banned.items()},
             allowed={row: ids.copy() for row, ids in sampling.allowed.items()},
+            masked_rows=sampling.masked_rows.copy(),
+            masks=sampling.masks.copy(),
         ),
     )
 

@@ -46,10 +46,11 @@ class NativeRoad:
             max_num_seqs=plan.max_num_seqs,
             cache_dir=cache_dir,
         )
+        self.max_num_head_rows = self._step.max_num_head_rows
         self.detail = f"compiled for {self._step.instruction_set}"
 
     def run(self, batch: StepBatch) -> tuple[Float32Array, Float32Array]:
-        """Logits [num_samples, vocab_size] and final hidden states [num_pooled, hidden_size]. Raises ValueError."""
+        """Logits [num_samples, vocab_size] and final hidden states [num_pooled + num_scores, hidden_size]. Raises ValueError."""
         return self._step.run(
             batch.token_ids,
             batch.positions,
@@ -59,7 +60,12 @@ class NativeRoad:
             batch.block_tables,
             batch.sample_seqs,
             batch.pool_seqs,
+            batch.score_rows,
         )
+
+    def head(self, hidden: Float32Array) -> Float32Array:
+        """Logits [n, vocab_size] of at most `max_num_head_rows` hidden states."""
+        return self._step.head(hidden)
 
     def close(self) -> None:
         """Free weights and cache."""

@@ -18,6 +18,7 @@ class TorchRoad:
     """Weights dequantised to float32, float32 K and V."""
 
     detail = "torch operations"
+    max_num_head_rows = 64
 
     def __init__(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
         """Raises ValueError on an incomplete model, MemoryError or RuntimeError when memory is short."""
@@ -45,7 +46,7 @@ class TorchRoad:
         self._ops = TorchOps()
 
     def run(self, batch: StepBatch) -> tuple[Float32Array, Float32Array]:
-        """Logits [num_samples, vocab_size] and final hidden states [num_pooled, hidden_size]. Raises ValueError."""
+        """Logits [num_samples, vocab_size] and final hidden states [num_pooled + num_scores, hidden_size]. Raises ValueError."""
         check_batch(batch, self._config, self._plan)
         with torch.inference_mode():
             step = step_tensors(
@@ -59,6 +60,12 @@ class TorchRoad:
             num_samples = len(batch.sample_seqs)
             scores = logits(self._weights, hidden[:num_samples], self._ops)
             return scores.numpy(), hidden[num_samples:].float().numpy()
+
+    def head(self, hidden: Float32Array) -> Float32Array:
+        """Logits [n, vocab_size] of at most `max_num_head_rows` hidden states."""
+        with torch.inference_mode():
+            values: Float32Array = logits(self._weights, torch.from_numpy(hidden), self._ops).numpy()
+            return values
 
     def close(self) -> None:
         """Nothing to stop: memory goes with the object."""

@@ -15,7 +15,8 @@ from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, Prefil
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.warm_up import warm_up_batch
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.engine.sampler import Sampled, sample
+from dragoman_agent.engine.sampler import Sampled, sample, score
+from dragoman_agent.engine.sampling_terms import is_edited
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
@@ -28,6 +29,9 @@ from dragoman_kernels.triton.step_inputs import StepInputs
 
 log = logging.getLogger(__name__)
 
+Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+_SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _RING = 3  # steps whose host buffers may be under way at once
 _MIN_GEMM_ROWS = 8  # cuBLAS on Hopper is up to twice as slow at one row as at eight (narrow outputs)
 
@@ -36,10 +40,16 @@ class CudaStepHandle:
     """A step on the device; its results come to pinned memory."""
 
     def __init__(
-        self, device: CudaDevice, slot: int, num_rows: int, sampled: Sampled | None, pooled: torch.Tensor
+        self,
+        device: CudaDevice,
+        slot: int,
+        num_rows: int,
+        sampled: Sampled | None,
+        pooled: torch.Tensor,
+        scores: Scores | None,
     ) -> None:
         self._device, self._slot, self._num_rows = device, slot, num_rows
-        self._sampled, self._pooled = sampled, pooled
+        self._sampled, self._pooled, self._scores = sampled, pooled, scores
 
     def result(self) -> StepResult:
         """See StepHandle."""
@@ -53,6 +63,11 @@ class CudaStepHandle:
                 _add_logprobs(result, self._sampled)
             if len(self._pooled):
                 result.embeddings = self._pooled.float().cpu().numpy()
+            if self._scores is not None:
+                logprobs, top_ids, top_logprobs = self._scores
+                result.score_logprobs = logprobs.cpu().numpy()
+                result.score_top_ids = None if top_ids is None else top_ids.cpu().numpy()
+                result.score_top_logprobs = None if top_logprobs is None else top_logprobs.cpu().numpy()
         except torch.AcceleratorError as error:
             raise DeviceError(f"the GPU failed during a step: {error}") from error
         return result
@@ -125,7 +140,7 @@ class CudaDevice:
             rows, config.num_heads, config.head_dim, _max_splits(config.num_kv_heads), device
         )
         self._results = torch.zeros((2, rows), dtype=torch.int32, device=device)
-        words = 4 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
+        words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
         self._staging = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
         self._packed = torch.zeros(words, dtype=torch.int32, device=device)
         self.results = [torch.zeros((2, rows), dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
@@ -194,16 +209,20 @@ class CudaDevice:
         self.ends[slot].synchronize()  # its buffers are free once its step is done
         num_seqs, num_rows = len(batch.context_lens), len(batch.sample_seqs)
         size = next((s for s in sorted(self._graphs) if s >= num_seqs), None)
-        is_decode = len(batch.token_ids) == num_seqs == num_rows and not len(batch.pool_seqs)
+        is_decode = len(batch.token_ids) == num_seqs == num_rows and not len(batch.pool_seqs) + len(batch.score_rows)
         with torch.cuda.stream(self._stream):
             self.begins[slot].record()
             pooled = self._results[:0]
+            scores: Scores | None = None
             if is_decode and size is not None:
                 self._fill_decode(batch, slot, max(size, _MIN_GEMM_ROWS))
                 graph, logits = self._graphs[size]
                 graph.replay()
             else:
-                logits, pooled = self._mixed_step(batch, slot)
+                logits, hidden = self._mixed_step(batch, slot)
+                pooled = hidden[: len(batch.pool_seqs)]
+                if len(batch.score_rows):
+                    scores = self._score(hidden[len(batch.pool_seqs) :], batch)
             sampled = None
             self._logits = logits
             if not _is_simple(batch):
@@ -212,7 +231,21 @@ class CudaDevice:
                 self._results[1, :num_rows] = sampled.finite.int()
             self.results[slot].copy_(self._results, non_blocking=True)
             self.ends[slot].record()
-        return CudaStepHandle(self, slot, num_rows, sampled, pooled)
+        return CudaStepHandle(self, slot, num_rows, sampled, pooled, scores)
+
+    def _score(self, hidden: torch.Tensor, batch: StepBatch) -> Scores:
+        """Logprobs of `score_targets`, a few rows at a time: logits of a whole prompt would take gigabytes."""
+        targets = torch.from_numpy(batch.score_targets).to(self._device).long()
+        parts = []
+        for start in range(0, len(hidden), _SCORED_AT_ONCE):
+            rows = slice(start, start + _SCORED_AT_ONCE)
+            logits = self._ops.linear(hidden[rows], self._weights.head, None).float()
+            parts.append(score(logits, targets[rows], batch.num_score_logprobs))
+        logprobs = torch.cat([own for own, _, _ in parts])
+        top = [(ids, values) for _, ids, values in parts if ids is not None and values is not None]
+        if not top:
+            return logprobs, None, None
+        return logprobs, torch.cat([ids for ids, _ in top]).int(), torch.cat([values for _, values in top])
 
     def _fill_decode(self, batch: StepBatch, slot: int, num_padded: int) -> None:
         """One copy to the device, spread over the static arrays that the graphs read."""
@@ -246,7 +279,7 @@ class CudaDevice:
         return logits
 
     def _mixed_step(self, batch: StepBatch, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step with prefill, kernel by kernel; logits of the sampled rows and hidden states of the pooled ones."""
+        """A step with prefill, kernel by kernel; logits of the sampled rows, hidden states of the pooled and scored ones."""
         step, temperatures, draws = self._mixed_inputs(batch, slot)
         hidden = forward(self._config, self._weights, self._cache, step, self._ops)
         num_rows = len(batch.sample_seqs)
@@ -263,6 +296,7 @@ class CudaDevice:
         lens = batch.context_lens[num_decodes:]
         width = -(-int(batch.context_lens.max()) // self._plan.page_size)
         last = batch.query_starts[1:][np.concatenate((batch.sample_seqs, batch.pool_seqs))] - 1
+        last = np.concatenate((last, batch.score_rows))
         parts = {
             "uniforms": _uniforms(batch).view(np.int32),  # first: float64 must lie on 8 bytes
             "token_ids": batch.token_ids,
@@ -319,7 +353,7 @@ def _max_splits(num_kv_heads: int) -> int:
 def _is_simple(batch: StepBatch) -> bool:
     """Whether the rows need no more than temperature: the kernel in the graph has then sampled them."""
     sampling = batch.sampling
-    if sampling.penalties or sampling.logit_bias or sampling.banned or sampling.allowed:
+    if is_edited(sampling):
         return False
     plain = (sampling.top_ks == 0) & (sampling.top_ps >= 1.0) & (sampling.min_ps <= 0.0)
     greedy = sampling.temperatures < 1e-5

@@ -154,12 +154,17 @@ class NullDevice:
             last_tokens = read_token(batch.context_lens[rows] - 1)
             context = Context(states, last_tokens, batch.prompt_lens[rows], sampling.cursors, read_token)
             result.token_ids = self._oracle(context)
-            narrow(result.token_ids, states, sampling, self._config.vocab_size)
+            result.finite[narrow(result.token_ids, states, sampling, self._config.vocab_size)] = False
             most = int(sampling.num_logprobs.max())
             if most >= 0:
                 result.logprobs, result.top_ids, result.top_logprobs = logprobs(
                     result.token_ids, states, most, self._config.vocab_size
                 )
+        if len(batch.score_rows):
+            states = self._states[batch.slot_mapping[batch.score_rows]]
+            result.score_logprobs, result.score_top_ids, result.score_top_logprobs = logprobs(
+                batch.score_targets, states, batch.num_score_logprobs, self._config.vocab_size
+            )
         if len(batch.pool_seqs):
             states = self._read_states(batch, batch.pool_seqs, page_size)
             result.embeddings = _embeddings(states, self._config.hidden_size)

@@ -19,6 +19,7 @@ UInt64Array = npt.NDArray[np.uint64]
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz etaoinsh", dtype=np.uint8).astype(np.int32)
 _FORCING_BIAS = 100.0
+_CLOSERS = tuple(b'"}]')
 
 
 @dataclass(slots=True)
@@ -107,13 +108,18 @@ def seeded(states: UInt64Array, sampling: SamplingBatch) -> UInt64Array:
     return np.where(hot, states ^ draw, states)
 
 
-def narrow(token_ids: Int32Array, states: UInt64Array, sampling: SamplingBatch, vocab_size: int) -> None:
-    """Apply logit bias, allowed and banned ids to the oracle's tokens, in place.
+def narrow(token_ids: Int32Array, states: UInt64Array, sampling: SamplingBatch, vocab_size: int) -> list[int]:
+    """Apply logit bias, allowed and banned ids and grammar masks to the oracle's tokens, in place; rows with no id left.
 
     A bias of +100 makes its id the answer (the smallest such id of several); one of -100 bans it. Otherwise the oracle's
-    token stands if it may; if not, one of the ids that may come is chosen by the state: letters first, then any.
+    token stands if it may; if not, one of the ids that may come is chosen by the state: letters first, then any. In a row
+    with a mask, every third state closes what is open: the first of `"`, `}`, `]` that may come wins over the oracle.
     """
-    rows = sampling.logit_bias.keys() | sampling.allowed.keys() | sampling.banned.keys()
+    masks = {
+        int(row): _ids_of(mask, vocab_size) for row, mask in zip(sampling.masked_rows, sampling.masks, strict=True)
+    }
+    empty: list[int] = []
+    rows = sampling.logit_bias.keys() | sampling.allowed.keys() | sampling.banned.keys() | masks.keys()
     for row in sorted(rows):
         banned = {int(i) for i in sampling.banned.get(row, ())}
         forced = []
@@ -124,16 +130,38 @@ def narrow(token_ids: Int32Array, states: UInt64Array, sampling: SamplingBatch, 
             elif bias <= -_FORCING_BIAS:
                 banned.add(int(token_id))
         may = [int(i) for i in sampling.allowed[row]] if row in sampling.allowed else None
+        if row in masks:
+            allowed = may
+            may = masks[row] if allowed is None else [i for i in masks[row] if i in allowed]
         forced = [i for i in forced if i not in banned and (may is None or i in may)]
         if forced:
             token_ids[row] = min(forced)
             continue
+        closers = [i for i in _CLOSERS if row in masks and may is not None and i in may and i not in banned]
+        if closers and mix(states[row : row + 1] + np.uint64(1))[0] % np.uint64(3) == 0:
+            token_ids[row] = closers[0]
+            continue
         if int(token_ids[row]) not in banned and (may is None or int(token_ids[row]) in may):
             continue
-        pools = [may] if may is not None else [LETTERS.tolist(), list(range(vocab_size))]
+        pools = [_printable(may), may] if may is not None else [LETTERS.tolist(), list(range(vocab_size))]
         candidates = next((left for pool in pools if (left := [i for i in pool if i not in banned])), None)
-        if candidates is not None:
+        if candidates is None:
+            empty.append(row)
+        else:
             token_ids[row] = candidates[int(mix(states[row : row + 1])[0] % np.uint64(len(candidates)))]
+    return empty
+
+
+def _ids_of(mask: Int32Array, vocab_size: int) -> list[int]:
+    """Ids whose bit is set in a packed mask."""
+    octets = np.ascontiguousarray(mask, dtype="<i4").view(np.uint8)
+    ids: list[int] = np.flatnonzero(np.unpackbits(octets, count=vocab_size, bitorder="little")).tolist()
+    return ids
+
+
+def _printable(ids: list[int]) -> list[int]:
+    """Those of printable ASCII; of a byte vocabulary, the others rarely make valid text."""
+    return [i for i in ids if 0x20 <= i < 0x7F]
 
 
 def logprobs(

@@ -8,8 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dragoman_agent.device.base import Int32Array, Penalties, SamplingBatch, StepBatch
+from dragoman_agent.engine.constraints import banned_ids
+from dragoman_agent.engine.grammar import Form, GrammarMasks
 from dragoman_agent.engine.messages import Sampling
-from dragoman_agent.engine.request import Sequence
+from dragoman_agent.engine.prompt_scores import score_rows
+from dragoman_agent.engine.request import Request, Sequence
 from dragoman_agent.engine.scheduler import StepPlan
 from dragoman_agent.pal.plan import Plan
 
@@ -25,12 +28,14 @@ class BuiltStep:
     sampled: list[Sequence]
     pooled: list[Sequence]
     computed: list[tuple[Sequence, int]]  # prefill sequences and the tokens computed for each
+    scored: list[tuple[Request, range]]  # prompts and their positions, in the order of the result's scores
 
 
 class BatchBuilder:
     """Rows of the running sequences, and the batches made of them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, vocab_size: int) -> None:
+        """`vocab_size` is the width of the logits."""
         num_rows = plan.max_num_seqs
         max_num_blocks = -(-plan.max_context_tokens // plan.page_size)
         self._page_size = plan.page_size
@@ -45,6 +50,8 @@ class BatchBuilder:
         self._choices = np.zeros(num_rows, dtype=np.int32)
         self._num_logprobs = np.full(num_rows, -1, dtype=np.int32)
         self._sparse: dict[int, Sequence] = {}  # rows whose sampling has parts that are not one number
+        self._is_sparse = np.zeros(num_rows, dtype=np.bool_)
+        self._masks = GrammarMasks(vocab_size)
 
     def build(self, plan: StepPlan, step: int) -> BuiltStep:
         """The batch of `plan`: decode sequences first, then prefill chunks."""
@@ -86,12 +93,13 @@ class BatchBuilder:
             sampling=self._sampling(rows[sampled], cursors),
         )
         if not plan.prefills:
-            return BuiltStep(batch, sequences, [], [])
+            return BuiltStep(batch, sequences, [], [], [])
         return BuiltStep(
             batch,
             [sequences[i] for i in sampled.tolist()],
             [sequences[i] for i in pooled.tolist()],
             plan.prefills,
+            _add_scores(batch, plan, num_decodes),
         )
 
     def _load_row(self, sequence: Sequence) -> None:
@@ -110,8 +118,8 @@ class BatchBuilder:
         self._seeds[row] = sampling.seed & _SEED_MASK
         self._choices[row] = sequence.choice
         self._num_logprobs[row] = sampling.num_logprobs
-        stop = sequence.request.stop
-        if _has_penalties(sampling) or sampling.logit_bias or sampling.allowed_token_ids or stop.masked_until_min:
+        self._is_sparse[row] = is_sparse = _is_sparse(sequence)
+        if is_sparse:
             self._sparse[row] = sequence
         else:
             self._sparse.pop(row, None)
@@ -159,15 +167,15 @@ class BatchBuilder:
             num_logprobs=self._num_logprobs[rows],
         )
         if self._sparse:
-            self._add_sparse(batch, rows, cursors)
+            self._add_sparse(batch, rows)
         return batch
 
-    def _add_sparse(self, batch: SamplingBatch, rows: npt.NDArray[np.intp], cursors: Int32Array) -> None:
-        for index, (row, cursor) in enumerate(zip(rows.tolist(), cursors.tolist(), strict=True)):
-            sequence = self._sparse.get(row)
-            if sequence is None:
-                continue
-            sampling, stop = sequence.request.sampling, sequence.request.stop
+    def _add_sparse(self, batch: SamplingBatch, rows: npt.NDArray[np.intp]) -> None:
+        masked: list[int] = []
+        forms: list[Form] = []
+        for index in np.flatnonzero(self._is_sparse[rows]).tolist():
+            sequence = self._sparse[int(rows[index])]
+            sampling = sequence.request.sampling
             if _has_penalties(sampling):
                 batch.penalties[index] = _penalties(sampling, sequence)
             if sampling.logit_bias:
@@ -177,8 +185,54 @@ class BatchBuilder:
                 )
             if sampling.allowed_token_ids:
                 batch.allowed[index] = np.array(sampling.allowed_token_ids, dtype=np.int32)
-            if cursor < stop.min_output_tokens and stop.masked_until_min:
-                batch.banned[index] = np.array(stop.masked_until_min, dtype=np.int32)
+            banned = banned_ids(sequence)
+            if banned:
+                batch.banned[index] = np.array(banned, dtype=np.int32)
+            if sequence.form is not None:
+                masked.append(index)
+                forms.append(sequence.form)
+        if not masked:
+            return
+        batch.masked_rows = np.array(masked, dtype=np.int32)
+        batch.masks = self._masks.fill(forms)
+        for form, mask, index in zip(forms, batch.masks, masked, strict=True):
+            if not self._sparse[int(rows[index])].request.stop.eos_token_ids:
+                form.hide_end(mask)
+
+
+def _is_sparse(sequence: Sequence) -> bool:
+    """Whether a sequence has sampling parts that are not one number."""
+    sampling = sequence.request.sampling
+    return bool(
+        _has_penalties(sampling)
+        or sampling.logit_bias
+        or sampling.allowed_token_ids
+        or sampling.bad_word_ids
+        or sequence.request.stop.masked_until_min
+        or sequence.form is not None
+    )
+
+
+def _add_scores(batch: StepBatch, plan: StepPlan, num_decodes: int) -> list[tuple[Request, range]]:
+    """Ask for the scores that the prefills of this step can give; whose they are."""
+    scored: list[tuple[Request, range]] = []
+    rows: list[Int32Array] = []
+    targets: list[int] = []
+    for index, (sequence, count) in enumerate(plan.prefills, num_decodes):
+        scores = sequence.scores_due
+        if scores is None:
+            continue
+        start = sequence.num_computed
+        positions = scores.due(start, count)
+        if positions:
+            scored.append((sequence.request, positions))
+            rows.append(score_rows(int(batch.query_starts[index]), start, positions))
+            targets.extend(sequence.token_ids[positions.start + 1 : positions.stop + 1])
+            batch.num_score_logprobs = max(batch.num_score_logprobs, scores.num_top)
+    if scored:
+        batch.score_rows = np.concatenate(rows)
+        batch.score_targets = np.array(targets, dtype=np.int32)
+    return scored
 
 
 def _has_penalties(sampling: Sampling) -> bool:

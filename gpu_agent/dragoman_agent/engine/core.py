@@ -19,9 +19,24 @@ from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import Device, StepHandle, StepResult
 from dragoman_agent.engine import intake
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
+from dragoman_agent.engine.compiling import CompilingRequests
+from dragoman_agent.engine.constraints import nothing_left
 from dragoman_agent.engine.events import Event, closing_delta, failed, finished, logprob_entries
-from dragoman_agent.engine.messages import Cancel, Credit, Delta, Embedded, Load, LogprobEntry, Start, StartEmbed, Step
+from dragoman_agent.engine.grammar import CompiledGrammar, GrammarError
+from dragoman_agent.engine.messages import (
+    Cancel,
+    Credit,
+    Delta,
+    Embedded,
+    Load,
+    LogprobEntry,
+    Opened,
+    Start,
+    StartEmbed,
+    Step,
+)
 from dragoman_agent.engine.output import Piece
+from dragoman_agent.engine.prompt_scores import PromptScores
 from dragoman_agent.engine.request import Request, Sequence, Status, new_request
 from dragoman_agent.engine.scheduler import Scheduler
 from dragoman_agent.pal.plan import Plan
@@ -48,7 +63,10 @@ class EngineCore:
         model_digest: bytes,
         plan: Plan,
         clock: Clock = time.monotonic,
+        vocab_size: int | None = None,
     ) -> None:
+        """`vocab_size`: width of the logits; None is the tokenizer's."""
+        vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         self.scheduler = Scheduler(plan)
         self.requests: dict[str, Request] = {}
         self._device = device
@@ -56,7 +74,8 @@ class EngineCore:
         self._model_digest = model_digest
         self._plan = plan
         self._clock = clock
-        self._builder = BatchBuilder(plan)
+        self._builder = BatchBuilder(plan, vocab_size)
+        self._compiling = CompilingRequests(tokenizer, vocab_size)
         self._in_flight: _InFlight | None = None
         # Tokens of the last step, not yet handed out; entries of a list belong together.
         self._sampled: list[Sequence] = []
@@ -105,8 +124,71 @@ class EngineCore:
                 self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline, next(self._order), request))
+        if isinstance(message, Start):
+            self._admit_start(message, request, now)
+        else:
+            self.scheduler.add(request, now)
+
+    def _admit_start(self, message: Start, request: Request, now: float) -> None:
+        sampling = message.sampling
+        if sampling.num_prompt_logprobs >= 0 and request.sequences:
+            request.scores = PromptScores(len(message.prompt_ids), sampling.num_prompt_logprobs)
+        if sampling.grammar is not None:
+            for sequence in request.sequences:
+                if sequence.status is Status.WAITING:
+                    sequence.move_to(Status.BLOCKED)
+            self._compiling.add(request, sampling.grammar, now)
+            return
+        if request.scores is not None and request.scores.is_complete:
+            self._events.append(request.scores.opened(request.request_id))  # a prompt of one token
         self.scheduler.add(request, now)
         self._finish_if_done(request)
+
+    def _admit_compiled(self, now: float) -> None:
+        """Let the requests go on whose grammar is compiled; refuse those whose cannot be."""
+        for request, outcome in self._compiling.ready(now):
+            if isinstance(outcome, GrammarError):
+                assert request.sampling.grammar is not None
+                param = f"sampling.grammar.{request.sampling.grammar.kind}"
+                self.fail(request, error_pb2.ERROR_REASON_INVALID_REQUEST, f"{param}: {outcome}", param)
+                continue
+            if not self._start_forms(request, outcome):
+                continue
+            if request.scores is None or request.scores.is_complete:
+                opened = (
+                    Opened(request.request_id) if request.scores is None else request.scores.opened(request.request_id)
+                )
+                self._events.append(opened)
+            for sequence in request.sequences:
+                if sequence.form is None:
+                    continue
+                sequence.move_to(Status.WAITING)
+                if sequence.form.is_complete and sequence.output is not None:
+                    sequence.move_to(Status.FINISHED)
+                    request.num_unfinished -= 1
+                    piece = Piece(sequence.output.flush(), "stop", None, None)
+                    self._events.append(closing_delta(sequence, piece))
+            self.scheduler.add(request, now)
+            self._finish_if_done(request)
+
+    def _start_forms(self, request: Request, compiled: CompiledGrammar) -> bool:
+        """Give each open choice its place in the grammar, what was delivered replayed; False when that does not fit."""
+        for sequence in request.sequences:
+            if sequence.status is not Status.BLOCKED:
+                continue
+            sequence.form = form = compiled.start()
+            form.take(sequence.token_ids[sequence.num_prompt :])
+            if form.failure:
+                reason = error_pb2.ERROR_REASON_RESUME_REFUSED
+                text = f"resume.choices: what was delivered of choice {sequence.choice} does not fit the grammar"
+                self.fail(request, reason, text, "resume.choices")
+                return False
+        return True
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether requests wait for their grammar."""
+        return len(self._compiling) > 0
 
     def _open_output(self, message: Start, sequence: Sequence) -> None:
         """The output stream of a choice, with what was delivered before a resume replayed."""
@@ -123,9 +205,9 @@ class EngineCore:
                 self._events.append(closing_delta(sequence, piece))
         self._end(request, finished(request, self._clock(), cancelled=True))
 
-    def fail(self, request: Request, reason: error_pb2.ErrorReason, message: str) -> None:
-        """End a request with a Failed event and free all it held."""
-        self._end(request, failed(request, reason, message))
+    def fail(self, request: Request, reason: error_pb2.ErrorReason, message: str, param: str = "") -> None:
+        """End a request with a Failed event and free all it held. `param` is the field that is to blame."""
+        self._end(request, failed(request, reason, message, param))
 
     def fail_all(self, reason: error_pb2.ErrorReason, message: str) -> Step:
         """End every request; the frame that says so."""
@@ -147,6 +229,8 @@ class EngineCore:
         begun = time.perf_counter()
         now = self._clock()
         self._expire(now)
+        if self._compiling:
+            self._admit_compiled(now)
         plan = self.scheduler.schedule(now)
         if plan.num_tokens:
             for sequence, _ in plan.prefills:
@@ -212,10 +296,13 @@ class EngineCore:
                 sequence.num_computed += count
         if built.pooled:
             self._take_embeddings(built.pooled, result)
+        if built.scored:
+            self._take_scores(built.scored, result)
         self._sampled_at = now
         ended = self._take_tokens(built.sampled, result)
         if ended:
-            self.scheduler.leave(ended, Status.ENDED)
+            # A choice that failed in this step took its whole request along.
+            self.scheduler.leave([s for s in ended if s.status is Status.RUNNING], Status.ENDED)
         if built.computed and self.scheduler.blocked:
             for sequence in built.sampled:
                 if not sequence.request.is_over:
@@ -239,8 +326,16 @@ class EngineCore:
             if num_tokens >= (sequence.num_published + 1) * page_size:
                 self.scheduler.publish(sequence)
             tokens.append(token_id)
-            if num_tokens + 1 >= sequence.max_num_tokens or (
-                token_id in sequence.stop_ids and num_tokens >= sequence.min_num_tokens
+            form = sequence.form
+            if form is not None:
+                form.take([token_id])
+                if form.failure:
+                    self._fail_form(sequence, form.failure)
+                    continue
+            if (
+                num_tokens + 1 >= sequence.max_num_tokens
+                or (token_id in sequence.stop_ids and num_tokens >= sequence.min_num_tokens)
+                or (form is not None and form.is_complete)
             ):
                 ended.append(sequence)
             if result.logprobs is not None:
@@ -264,7 +359,29 @@ class EngineCore:
             self.scheduler.publish(sequence)
             self._end(sequence.request, Embedded(sequence.request.request_id, vector.tolist()))
 
+    def _take_scores(self, scored: list[tuple[Request, range]], result: StepResult) -> None:
+        first = 0
+        for request, positions in scored:
+            rows = slice(first, first + len(positions))
+            first = rows.stop
+            scores = request.scores
+            if request.is_over or scores is None:
+                continue
+            if not scores.take(positions, rows, result):
+                self._fail_non_finite(request.sequences[0])
+            elif scores.is_complete:
+                self._events.append(scores.opened(request.request_id))
+
+    def _fail_form(self, sequence: Sequence, reason: str) -> None:
+        kind = sequence.request.sampling.grammar
+        param = f"sampling.grammar.{kind.kind}" if kind is not None else "sampling.grammar"
+        text = f"{param}: it became too hard to follow after {sequence.num_output} tokens ({reason}); make it simpler"
+        self.fail(sequence.request, error_pb2.ERROR_REASON_INVALID_REQUEST, text, param)
+
     def _fail_non_finite(self, sequence: Sequence) -> None:
+        if nothing_left(sequence):
+            self.fail(sequence.request, error_pb2.ERROR_REASON_INVALID_REQUEST, intake.NOTHING_LEFT_MESSAGE, "sampling")
+            return
         self.scheduler.forget(sequence)
         self.fail(sequence.request, error_pb2.ERROR_REASON_NON_FINITE_LOGITS, intake.NON_FINITE_MESSAGE)
 
@@ -283,7 +400,10 @@ class EngineCore:
             if request.first_token is None:
                 request.first_token = self._sampled_at
             cursor = output.num_sent
-            text, finish, stop_string, stop_token_id = output.push(token_id)
+            piece = output.push(token_id)
+            if sequence.form is not None and sequence.form.is_complete:
+                piece = output.complete(piece)
+            text, finish, stop_string, stop_token_id = piece
             entries = logprobs[index] if logprobs else []
             events.append(
                 Delta(
@@ -333,7 +453,7 @@ class EngineCore:
         num_prefill, num_decode = self._last_counts
         return Load(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.blocked) + len(scheduler.parked),
+            waiting=len(scheduler.waiting) + len(scheduler.blocked) + len(scheduler.parked) + len(self._compiling),
             free_blocks=scheduler.pool.num_free,
             cached_blocks=scheduler.pool.num_cached,
             total_blocks=scheduler.pool.num_blocks - 1,

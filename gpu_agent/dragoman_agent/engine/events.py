@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from dragoman_agent.device.base import StepResult
-from dragoman_agent.engine.messages import Delta, Embedded, Failed, Finished, LogprobEntry
+from dragoman_agent.engine.messages import Delta, Embedded, Failed, Finished, LogprobEntry, Opened
 from dragoman_agent.engine.output import Piece
 from dragoman_agent.engine.request import Request, Sequence
 
-Event = Delta | Finished | Failed | Embedded
+Event = Opened | Delta | Finished | Failed | Embedded
 
 
 def closing_delta(sequence: Sequence, piece: Piece) -> Delta:
@@ -37,7 +37,7 @@ def finished(request: Request, now: float, *, cancelled: bool) -> Finished:
     )
 
 
-def failed(request: Request, reason: int, message: str) -> Failed:
+def failed(request: Request, reason: int, message: str, param: str = "") -> Failed:
     """The failure of a request that was accepted."""
     return Failed(
         request.request_id,
@@ -46,6 +46,7 @@ def failed(request: Request, reason: int, message: str) -> Failed:
         len(request.prompt_ids),
         request.num_cached_tokens,
         request.num_sent_tokens,
+        param,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dragoman_agent.device.base import Float32Array, SamplingBatch
+from dragoman_agent.device.base import Float32Array, Int32Array, SamplingBatch
 from dragoman_agent.engine.philox import uniforms
 from dragoman_agent.engine.sampling_terms import (
     GREEDY_BELOW,
@@ -15,6 +15,7 @@ from dragoman_agent.engine.sampling_terms import (
     WEIGHT_ONE,
     Int64Array,
     bias_terms,
+    check_masks,
     entries,
     is_edited,
     is_plain_greedy,
@@ -104,13 +105,30 @@ class HostSampler:
         top_ids = np.full((len(ids), k), -1, np.int64)
         top_logprobs = np.zeros((len(ids), k), np.float32)
         for row in asking[finite[asking]].tolist():
-            total = int(self._weigh(logits[row], 1.0).sum())
-            offset = float(logits[row].max()) + float(np.log(total / WEIGHT_ONE))
-            logprobs[row] = max(float(logits[row, ids[row]]) - offset, MIN_LOGPROB)
-            if k:
-                top_ids[row] = best = _top(self._scaled, k)
-                top_logprobs[row] = np.maximum(logits[row, best].astype(np.float64) - offset, MIN_LOGPROB)
+            logprobs[row] = self._logprobs_of(logits[row], int(ids[row]), top_ids[row], top_logprobs[row])
         return (logprobs, top_ids, top_logprobs) if k else (logprobs, None, None)
+
+    def score(
+        self, logits: Float32Array, token_ids: Int32Array, num_top: int
+    ) -> tuple[Float32Array, Int64Array, Float32Array]:
+        """Logprobs [n] of given tokens under `logits` [n, vocab_size], and the best `num_top` of each row; see sampler.score."""
+        k = min(num_top, logits.shape[1])
+        finite = np.isfinite(logits.max(axis=-1))
+        logprobs = np.full(len(token_ids), np.nan, np.float32)
+        top_ids = np.full((len(token_ids), k), -1, np.int64)
+        top_logprobs = np.zeros((len(token_ids), k), np.float32)
+        for row in np.flatnonzero(finite).tolist():
+            logprobs[row] = self._logprobs_of(logits[row], int(token_ids[row]), top_ids[row], top_logprobs[row])
+        return logprobs, top_ids, top_logprobs
+
+    def _logprobs_of(self, row: Float32Array, token_id: int, top_ids: Int64Array, top_logprobs: Float32Array) -> float:
+        """Log-softmax of a finite row at `token_id`; the best ids and their values go into the two [k] arrays."""
+        total = int(self._weigh(row, 1.0).sum())
+        offset = float(row.max()) + float(np.log(total / WEIGHT_ONE))
+        if len(top_ids):
+            top_ids[:] = best = _top(self._scaled, len(top_ids))
+            top_logprobs[:] = np.maximum(row[best].astype(np.float64) - offset, MIN_LOGPROB)
+        return max(float(row[token_id]) - offset, MIN_LOGPROB)
 
 
 def _best(logits: Float32Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
@@ -201,4 +219,10 @@ def _edit(logits: Float32Array, batch: SamplingBatch) -> Float32Array:
         kept = edited[at.rows, at.ids]
         edited[list(batch.allowed)] = -np.inf
         edited[at.rows, at.ids] = kept
+    if len(batch.masked_rows):
+        check_masks(batch, vocab_size)
+        words = np.ascontiguousarray(batch.masks, dtype="<i4").view(np.uint8)
+        for row, octets in zip(batch.masked_rows.tolist(), words, strict=True):
+            may = np.unpackbits(octets, count=vocab_size, bitorder="little")
+            edited[row, may == 0] = -np.inf
     return edited

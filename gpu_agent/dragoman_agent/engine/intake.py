@@ -21,6 +21,9 @@ NON_FINITE_MESSAGE = (
 )
 
 
+NOTHING_LEFT_MESSAGE = "grammar, allowed_token_ids, bad_words and min_output_tokens leave no token to sample between them; loosen one of them"
+
+
 def refusal(message: Start | StartEmbed, live: Collection[str], capacity_tokens: int, plan: Plan) -> Failed | None:
     """Why a request can never run, or None. `capacity_tokens` is the longest sequence the plan allows."""
 

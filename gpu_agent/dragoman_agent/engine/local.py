@@ -19,7 +19,7 @@ WARM_UP_ID = "warm-up"
 def build_core(device: Device, model: ModelSource, plan: Plan, clock: Clock = time.monotonic) -> EngineCore:
     """The core of a device that has loaded `model`."""
     tokenizer = TextTokenizer.from_files(model.tokenizer)
-    return EngineCore(device, tokenizer, bytes.fromhex(model.digest), plan, clock)
+    return EngineCore(device, tokenizer, bytes.fromhex(model.digest), plan, clock, model.config.vocab_size)
 
 
 def turn(core: EngineCore) -> tuple[Step | None, bool]:
@@ -46,6 +46,9 @@ def run_all(
             if on_step is not None:
                 on_step(step)
         elif not ran and not core.has_output:
+            if core.is_compiling:
+                time.sleep(0.001)
+                continue
             if core.requests:
                 raise RuntimeError(f"no step can run but {len(core.requests)} requests are live")
             return events

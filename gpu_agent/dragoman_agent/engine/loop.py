@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 _WAITING_POLL_SECONDS = 0.02  # requests are live but none can run: deadlines and credit are looked at this often
+_COMPILING_POLL_SECONDS = 0.001  # a grammar compiles: most are done in about as much
 _RECEIVE_BYTES = 1 << 20
 STOPPED_MESSAGE = "the agent was stopped before this request ended; resume it on another agent from the last cursor"
 
@@ -96,7 +97,7 @@ def run(connection: Connection, core: EngineCore) -> bool:
         if ran or core.has_output:
             timeout = 0.0
         elif core.requests:
-            timeout = _WAITING_POLL_SECONDS
+            timeout = _COMPILING_POLL_SECONDS if core.is_compiling else _WAITING_POLL_SECONDS
         else:
             timeout = max(0.0, last_frame + TICK_SECONDS - time.monotonic())
     return True

@@ -19,6 +19,15 @@ _LENGTH = struct.Struct("<I")
 
 
 @dataclass(slots=True)
+class GrammarSpec:
+    """The form an output must have. `kind`: json_schema, regex, lark (`text` is its source) or choice (`choices`)."""
+
+    kind: str
+    text: str = ""
+    choices: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Sampling:
     """Sampling of one request, defaults already resolved and validated by the rpc process."""
 
@@ -33,6 +42,9 @@ class Sampling:
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: list[int] = field(default_factory=list)
     num_logprobs: int = -1  # -1 none, 0 the sampled token's own, k alternatives
+    num_prompt_logprobs: int = -1  # the same for each prompt token
+    bad_word_ids: list[list[int]] = field(default_factory=list)  # token sequences that must not be completed
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(slots=True)
@@ -65,6 +77,12 @@ class Start:
     skip_special_tokens: bool = True
     delivered: list[list[int]] = field(default_factory=list)
     finished_choices: list[int] = field(default_factory=list)
+
+    @property
+    def opens_late(self) -> bool:
+        """Whether the engine says itself when the request is accepted, by Opened: its form must compile, or its
+        prompt's log-probabilities be computed."""
+        return self.sampling.grammar is not None or self.sampling.num_prompt_logprobs >= 0
 
 
 @dataclass(slots=True)
@@ -136,6 +154,17 @@ class LogprobEntry:
 
 
 @dataclass(slots=True)
+class Opened:
+    """A request that opens late is accepted. Arrays are little-endian bytes, for the prompt's tokens from the second on."""
+
+    request_id: str
+    logprobs: bytes = b""  # float32 [num_prompt - 1]; empty when none were asked for
+    num_top: int = 0
+    top_ids: bytes = b""  # int32 [num_prompt - 1, num_top], best first
+    top_logprobs: bytes = b""  # float32 [num_prompt - 1, num_top]
+
+
+@dataclass(slots=True)
 class Delta:
     """New tokens of one choice; `finish` is "" or "stop", "length", "cancelled"."""
 
@@ -174,6 +203,7 @@ class Failed:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    param: str = ""  # the field of the request that is to blame
 
 
 @dataclass(slots=True)
@@ -206,7 +236,7 @@ class Step:
     """One frame a step (or an idle tick at 1 Hz): its events in order, and the load after it."""
 
     number: int
-    events: list[Delta | Finished | Failed | Embedded]
+    events: list[Opened | Delta | Finished | Failed | Embedded]
     load: Load
     step_seconds: float  # device time; 0 for an idle tick
     host_seconds: float  # host work around it
@@ -216,11 +246,11 @@ class Step:
 
 ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Shutdown
 FromEngine: TypeAlias = Progress | Ready | Fatal | Step
-Message: TypeAlias = ToEngine | FromEngine | Delta | Finished | Failed | Embedded
+Message: TypeAlias = ToEngine | FromEngine | Opened | Delta | Finished | Failed | Embedded
 
 _TYPES: tuple[type[Any], ...] = (
     Start, StartEmbed, Cancel, Credit, Shutdown, Progress, Ready, Fatal, Step, Delta, Finished, Failed, Embedded,
-    Sampling, Stop, Load, LogprobEntry,
+    Sampling, Stop, Load, LogprobEntry, GrammarSpec, Opened,
 )  # fmt: skip
 _CODES = {cls: code for code, cls in enumerate(_TYPES)}
 _FIELDS = {cls: attrgetter(*(f.name for f in dataclasses.fields(cls))) for cls in _TYPES if dataclasses.fields(cls)}

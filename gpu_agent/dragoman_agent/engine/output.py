@@ -74,6 +74,13 @@ class OutputStream:
                 break
         return piece._replace(text="")
 
+    def complete(self, piece: Piece) -> Piece:
+        """The piece of the last token, where nothing can follow it: a stop, which wins over the length."""
+        if piece.finish:
+            return piece._replace(finish="stop")
+        rest, matched = self._flush()
+        return Piece(piece.text + rest, "stop", matched, None)
+
     def flush(self) -> str:
         """The text held back, once no more can come."""
         return self._flush()[0]

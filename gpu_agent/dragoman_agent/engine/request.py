@@ -10,7 +10,9 @@ from dragoman_agent.cache.hashing import PageHasher
 from dragoman_agent.engine.messages import Sampling, Start, StartEmbed, Stop
 
 if TYPE_CHECKING:
+    from dragoman_agent.engine.grammar import Form
     from dragoman_agent.engine.output import OutputStream
+    from dragoman_agent.engine.prompt_scores import PromptScores
 
 _LOWEST_CLASS = 2
 AGING_SECONDS = 5.0  # a waiting sequence rises one class each time this passes
@@ -19,7 +21,7 @@ AGING_SECONDS = 5.0  # a waiting sequence rises one class each time this passes
 class Status(Enum):
     """Life of a sequence. WAITING and PARKED hold no block; RUNNING holds blocks and a batch row."""
 
-    BLOCKED = auto()  # waits for choice 0 to have computed the prompt they share
+    BLOCKED = auto()  # waits for choice 0 to have computed the prompt they share, or for its grammar to be compiled
     WAITING = auto()
     RUNNING = auto()
     PARKED = auto()  # out of credit for long: its blocks went back to the cache
@@ -59,6 +61,7 @@ class Request:
     started: float | None = None  # first step that computed for it
     first_token: float | None = None
     is_over: bool = False  # its terminal event is decided
+    scores: PromptScores | None = None  # of the prompt, where asked for: the first sequence computes them
 
     @property
     def num_sent_tokens(self) -> int:
@@ -88,6 +91,15 @@ class Sequence:
     min_num_tokens: int = 0  # prompt and output tokens before a stop id counts
     finish: str = ""  # "stop" or "length" once decided
     output: OutputStream | None = None
+    form: Form | None = None  # where it stands in its grammar
+
+    @property
+    def scores_due(self) -> PromptScores | None:
+        """The prompt's scores while this sequence has some to compute."""
+        scores = self.request.scores
+        if scores is None or scores.is_complete or self.request.sequences[0] is not self:
+            return None
+        return scores
 
     @property
     def num_output(self) -> int:

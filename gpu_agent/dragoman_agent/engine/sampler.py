@@ -20,6 +20,7 @@ from dragoman_agent.engine.sampling_terms import (
     WEIGHT_ONE,
     Entries,
     bias_terms,
+    check_masks,
     entries,
     is_edited,
     is_plain_greedy,
@@ -27,6 +28,7 @@ from dragoman_agent.engine.sampling_terms import (
 )
 
 _HEAD = 512  # candidates looked at before a search over the whole vocabulary
+_MAX_MASKED_ROWS = 64  # rows masked at once: bounds the scratch to 64 * vocab_size * ~8 bytes
 _MAX_RANDOM_ROWS = 64  # rows drawn at once: bounds the scratch to 64 * vocab_size * ~40 bytes
 
 
@@ -44,7 +46,7 @@ class Sampled:
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     """Sample one token a row from float32 `logits` [num_samples, vocab_size], which are left as they are.
 
-    Order: logit bias, penalties, banned and allowed ids, temperature, min-p, top-k, top-p (each over what the one before
+    Order: logit bias, penalties, banned and allowed ids, grammar mask, temperature, min-p, top-k, top-p (each over what the one before
     left, the mass renormalised), then one uniform and the inverse CDF in vocabulary order. Tokens that tie with the
     last one kept by top-k or top-p are kept. Logprobs are the log-softmax of the raw logits: before bias, penalties,
     temperature and filters. A row is not finite when a logit is NaN or +inf, or when no token is left to sample.
@@ -167,6 +169,32 @@ def _logprobs(
         return None, None, None
     index = torch.from_numpy(asking).to(logits.device)
     raw = torch.where(finite[index].unsqueeze(1), logits[index], 0.0)
+    k = min(int(batch.num_logprobs.max()), logits.shape[1])
+    own, best, best_logprobs = _logprobs_of(raw, token_ids[index], k)
+    logprobs = torch.zeros(len(token_ids), device=logits.device)
+    logprobs[index] = own
+    if best is None or best_logprobs is None:
+        return logprobs, None, None
+    top_ids = torch.full((len(token_ids), k), -1, dtype=torch.int64, device=logits.device)
+    top_ids[index] = best
+    top_logprobs = torch.zeros(len(token_ids), k, device=logits.device)
+    top_logprobs[index] = best_logprobs
+    return logprobs, top_ids, top_logprobs
+
+
+def score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Logprobs [n] of given tokens under float32 `logits` [n, vocab_size], and the best `num_top` of each row.
+
+    The same numbers as `sample` reports. NaN where a logit is NaN or +inf. Ids int64, logprobs float32.
+    """
+    finite = torch.isfinite(logits.amax(dim=-1))
+    raw = torch.where(finite.unsqueeze(1), logits, 0.0)
+    own, ids, top = _logprobs_of(raw, token_ids, min(num_top, logits.shape[1]))
+    return torch.where(finite, own, torch.nan), ids, top
+
+
+def _logprobs_of(raw: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Log-softmax of finite rows at `token_ids` [n], and the best k ids and their values."""
     highest = raw.amax(dim=-1, keepdim=True)
     total = _weights(raw - highest).sum(dim=-1, keepdim=True)
     offset = highest.double() + (total.double() / WEIGHT_ONE).log()
@@ -174,19 +202,13 @@ def _logprobs(
     def values_at(ids: Tensor) -> Tensor:
         return (raw.gather(1, ids).double() - offset).clamp(min=MIN_LOGPROB).float()
 
-    logprobs = torch.zeros(len(token_ids), device=logits.device)
-    logprobs[index] = values_at(token_ids[index].unsqueeze(1)).squeeze(1)
-    k = min(int(batch.num_logprobs.max()), logits.shape[1])
+    own = values_at(token_ids.unsqueeze(1)).squeeze(1)
     if k == 0:
-        return logprobs, None, None
+        return own, None, None
     # Ties go to the lowest id: the id, complemented, makes the low half of the key.
-    complements = torch.arange(logits.shape[1], 0, -1, device=logits.device)
+    complements = torch.arange(raw.shape[1], 0, -1, device=raw.device)
     best = ((_ordered_keys(raw).long() << 32) | complements).topk(k, dim=-1).indices
-    top_ids = torch.full((len(token_ids), k), -1, dtype=torch.int64, device=logits.device)
-    top_ids[index] = best
-    top_logprobs = torch.zeros(len(token_ids), k, device=logits.device)
-    top_logprobs[index] = values_at(best)
-    return logprobs, top_ids, top_logprobs
+    return own, best, values_at(best)
 
 
 def _edit(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -216,4 +238,17 @@ def _edit(logits: Tensor, batch: SamplingBatch) -> Tensor:
         kept = edited[where]
         edited[torch.tensor(list(batch.allowed), device=device)] = -torch.inf
         edited[where] = kept
+    if len(batch.masked_rows):
+        _mask(edited, batch)
     return edited
+
+
+def _mask(edited: Tensor, batch: SamplingBatch) -> None:
+    """Leave in the masked rows what their masks allow, in place."""
+    check_masks(batch, edited.shape[1])
+    bits = torch.arange(32, dtype=torch.int32, device=edited.device)
+    for start in range(0, len(batch.masked_rows), _MAX_MASKED_ROWS):
+        rows = torch.from_numpy(batch.masked_rows[start : start + _MAX_MASKED_ROWS]).to(edited.device).long()
+        words = torch.from_numpy(batch.masks[start : start + _MAX_MASKED_ROWS]).to(edited.device)
+        may = ((words.unsqueeze(2) >> bits) & 1).flatten(1)[:, : edited.shape[1]]
+        edited[rows] = edited[rows].masked_fill(may == 0, -torch.inf)

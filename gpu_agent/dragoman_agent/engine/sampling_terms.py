@@ -28,7 +28,15 @@ class Entries:
 
 def is_edited(batch: SamplingBatch) -> bool:
     """Whether any row's logits are changed before sampling."""
-    return bool(batch.penalties or batch.logit_bias or batch.banned or batch.allowed)
+    return bool(batch.penalties or batch.logit_bias or batch.banned or batch.allowed or len(batch.masked_rows))
+
+
+def check_masks(batch: SamplingBatch, vocab_size: int) -> None:
+    """Raises ValueError when the grammar masks are too narrow for the vocabulary."""
+    if batch.masks.shape[1] * 32 < vocab_size:
+        raise ValueError(
+            f"masks have {batch.masks.shape[1] * 32} bits a row, but the vocabulary has {vocab_size} tokens"
+        )
 
 
 def is_plain_greedy(batch: SamplingBatch) -> bool:

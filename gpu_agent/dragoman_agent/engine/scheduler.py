@@ -300,6 +300,10 @@ class Scheduler:
     def lookup(self, sequence: Sequence) -> list[int]:
         """Cached blocks `sequence` can start from; its last token is computed again in any case, for its logits."""
         num_pages = (len(sequence.token_ids) - 1) // self.page_size
+        scores = sequence.scores_due
+        if scores is not None:
+            # A cached token has no logits: what is still to be scored is computed.
+            num_pages = min(num_pages, scores.num_done // self.page_size)
         return self.pool.lookup_prefix(sequence.hasher.extend(sequence.token_ids, num_pages)[:num_pages])
 
     # Results.

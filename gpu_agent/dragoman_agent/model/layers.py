@@ -192,6 +192,7 @@ def step_tensors(
         mask = _visible(starts[i + 1] - starts[i], context_len, sliding_window, device)
         sequences.append(SequenceView(starts[i], starts[i + 1], context_len, blocks, mask))
     last = [starts[i + 1] - 1 for i in (*batch.sample_seqs.tolist(), *batch.pool_seqs.tolist())]
+    last.extend(batch.score_rows.tolist())
     return StepTensors(
         token_ids=torch.from_numpy(batch.token_ids).to(device).long(),
         slot_blocks=slots // page_size,

@@ -1,0 +1,234 @@
+"""Grammars compiled and followed with llguidance: which tokens may come next in an output that must have a form.
+
+Compiling runs in threads of its own, which the library does without the interpreter lock, so that other requests stream on.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from dragoman_agent.device.base import Int32Array
+from dragoman_agent.engine.messages import GrammarSpec
+from dragoman_text import TextTokenizer
+
+COMPILE_SECONDS = 2.0  # a request whose grammar takes longer is refused
+MAX_REASON_CHARS = 300
+# Runs of white space between JSON tokens end: a weak model would go on with them to its token limit.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
+_MAX_CACHED = 64
+_NUM_THREADS = 2  # one may be held up by a hard grammar
+_NO_TEXT = "no text can have this form; check it for parts that contradict each other"
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be used; the text says why, in at most 300 characters."""
+
+
+class Form:
+    """Where one choice stands in its grammar. Owned by the engine's thread once made."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self.matcher = matcher
+        self._eos_token_ids = eos_token_ids
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow any more."""
+        return self.matcher.is_stopped() and not self.matcher.is_error()
+
+    @property
+    def failure(self) -> str:
+        """Why the grammar cannot be followed on, empty while it can."""
+        return _shortened(self.matcher.get_error()) if self.matcher.is_error() else ""
+
+    def take(self, token_ids: list[int]) -> None:
+        """Go on by tokens of the output; `failure` tells of one that does not fit."""
+        self.matcher.consume_tokens(token_ids)
+
+    def allowed_ids(self) -> set[int]:
+        """Ids that may come next; for messages, not for the loop."""
+        octets = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
+        return set(np.flatnonzero(np.unpackbits(octets, bitorder="little")).tolist())
+
+    def hide_end(self, mask: Int32Array) -> None:
+        """Take the end tokens out of a packed mask: the request asked to go on past them."""
+        for token_id in self._eos_token_ids:
+            mask[token_id >> 5] &= np.int32(~(1 << (token_id & 31)) if token_id & 31 != 31 else 0x7FFFFFFF)
+
+
+class GrammarMasks:
+    """Fills the masks of a step, on several cores and without the interpreter lock."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.num_words = -(-vocab_size // 32)
+        self._executor: LLExecutor | None = None
+
+    def fill(self, forms: Sequence[Form]) -> Int32Array:
+        """Packed masks [len(forms), num_words] of what may come next. A form that has failed gets whatever comes."""
+        masks = np.zeros((len(forms), self.num_words), dtype=np.int32)
+        if len(forms) == 1:
+            forms[0].matcher.unsafe_compute_mask_ptr(masks.ctypes.data, masks.nbytes)
+            return masks
+        if self._executor is None:
+            self._executor = LLExecutor()
+        pairs = [(form.matcher, index) for index, form in enumerate(forms)]
+        self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, self.num_words * 4, len(forms))
+        return masks
+
+
+class CompiledGrammar:
+    """A grammar from which each choice starts."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
+
+    def start(self) -> Form:
+        """A form at its beginning."""
+        return Form(self._matcher.deep_copy(), self._eos_token_ids)
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary; keeps the latest. Threads start with the first grammar."""
+
+    def __init__(self, tokenizer: TextTokenizer, vocab_size: int) -> None:
+        """`vocab_size` is the width of the logits, which may be more than the tokenizer's own."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(i for i in tokenizer.eos_ids if i < vocab_size)
+        self._cache: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._jobs: queue.SimpleQueue[tuple[GrammarSpec, Future[CompiledGrammar]]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()  # guards the tokenizer's making and the cache
+        self._ll_tokenizer: LLTokenizer | None = None
+
+    def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+        """Compile in a thread; the future raises GrammarError. Done at once for a grammar of late."""
+        future: Future[CompiledGrammar] = Future()
+        with self._lock:
+            cached = self._cache.get(_key(spec))
+            if cached is not None:
+                self._cache.move_to_end(_key(spec))
+        if cached is not None:
+            future.set_result(cached)
+            return future
+        if not self._threads:
+            # Daemons: a grammar that takes for ever must not hold up the end of the process.
+            self._threads = [
+                threading.Thread(target=self._work, name=f"grammar-{i}", daemon=True) for i in range(_NUM_THREADS)
+            ]
+            for thread in self._threads:
+                thread.start()
+        self._jobs.put((spec, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            spec, future = self._jobs.get()
+            try:
+                future.set_result(self._compile(spec))
+            except GrammarError as error:
+                future.set_exception(error)
+            except Exception as error:
+                # The library's own failures must end the request and not the thread.
+                future.set_exception(GrammarError(_shortened(str(error)) or type(error).__name__))
+
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        tokenizer = self._make_tokenizer()
+        limits = LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
+        matcher = LLMatcher(tokenizer, _source(spec), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first mask costs most; some contradictions show only here
+        if matcher.is_error():
+            raise GrammarError(_shortened(matcher.get_error()))
+        compiled = CompiledGrammar(matcher, self._eos_token_ids)
+        with self._lock:
+            self._cache[_key(spec)] = compiled
+            while len(self._cache) > _MAX_CACHED:
+                self._cache.popitem(last=False)
+        return compiled
+
+    def _make_tokenizer(self) -> LLTokenizer:
+        with self._lock:
+            if self._ll_tokenizer is None:
+                if not self._eos_token_ids:
+                    raise GrammarError("this model names no end token, without which no form can end")
+                vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids[0])
+                self._ll_tokenizer = LLTokenizer(
+                    TokenizerWrapper(vocabulary), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+                )
+            return self._ll_tokenizer
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, tokenizer: TextTokenizer, vocab_size: int, eos_token_id: int) -> None:
+        known = min(vocab_size, tokenizer.vocab_size)
+        self.eos_token_id = eos_token_id
+        self.tokens = [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (vocab_size - known)
+        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < vocab_size)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        whole = text.decode() if isinstance(text, bytes) else text
+        return self._tokenizer.encode(whole, add_special_tokens=False)
+
+
+def _key(spec: GrammarSpec) -> str:
+    return json.dumps((spec.kind, spec.text, spec.choices))
+
+
+def _source(spec: GrammarSpec) -> str:
+    """The grammar in llguidance's form. Raises GrammarError."""
+    if spec.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(
+            _checked_schema(spec.text), overrides={"whitespace_pattern": _WHITESPACE}
+        )
+    if spec.kind == "regex":
+        return LLMatcher.grammar_from_regex(spec.text)
+    if spec.kind == "choice":
+        return LLMatcher.grammar_from_regex("|".join(map(_literal, spec.choices)))
+    if spec.kind == "lark":
+        return LLMatcher.grammar_from_lark(spec.text)
+    raise GrammarError(f"the kind {spec.kind!r} is not known")
+
+
+def _checked_schema(text: str) -> str:
+    """The text of a schema that is an object. Raises GrammarError."""
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise GrammarError("the schema is nested too deeply") from None
+    except ValueError as error:
+        raise GrammarError(_shortened(f"the schema is not JSON: {error}")) from None
+    if schema is True:
+        return "{}"
+    if schema is False:
+        raise GrammarError("the schema false allows nothing")
+    if not isinstance(schema, dict):
+        raise GrammarError("a schema must be a JSON object, true or false")
+    return text
+
+
+def _literal(text: str) -> str:
+    """A regular expression of exactly this text."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _shortened(reason: str) -> str:
+    """A reason of the library as one line: it may quote a whole pattern."""
+    line = " ".join(reason.split("<non-verbose/>")[0].split("<state>")[0].split())
+    if line.startswith("NoExtension"):
+        return _NO_TEXT
+    return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."
