@@ -47,8 +47,8 @@ lock: ## resolve requirements.lock anew
 
 bench: setup model ## rerun the benchmarks that need no GPU; figures go to benchmarks/results
 	$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements-bench.lock
-	$(BIN)/dragoman bench cpu-peer --record
-	for name in admission attach gateway_chunk; do $(BIN)/python benchmarks/$$name.py --record; done
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/cpu_peer.py --record
+	for name in admission attach gateway_chunk; do PYTHONPATH=. $(BIN)/python -m benchmarks.$$name --save || exit 1; done
 
 compose-test: setup ## check compose.yaml and the Dockerfiles as far as a machine without a Docker engine allows
 	$(BIN)/python -m pytest -q tests/test_compose.py
@@ -65,7 +65,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@touch $@
 
 model: setup ## fetch the embedded model into the model cache
-	@$(BIN)/dragoman models fetch embedded --if-missing
+	@$(BIN)/dragoman models fetch embedded >/dev/null
 
 clean: ## remove the virtual environment and caches of the tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

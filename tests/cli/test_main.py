@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -195,6 +196,17 @@ def test_models_fetch_from_a_file(dragoman: Dragoman, tmp_path: Path, embedded_m
     assert "checking and storing: 93.8 MiB of 93.8 MiB" in done.stderr
     shown = json.loads(dragoman("models", "show", "--json", "--cache-dir", str(tmp_path)).stdout)
     assert (shown["name"], shown["num_layers"]) == ("SmolLM2-135M-Instruct", 30)
+
+
+@pytest.mark.parametrize("file", ["Makefile", "gpu_agent/Dockerfile"])
+def test_the_commands_in_our_own_files_are_understood(dragoman: Dragoman, file: str) -> None:
+    text = (Path(__file__).resolve().parents[2] / file).read_text()
+    commands = re.findall(r"dragoman ((?:up|bench|models)(?: [a-z][a-z-]*)*)((?: --[a-z-]+)*)", text)
+    assert commands
+    for words, options in commands:
+        shown = dragoman(*words.split(), "--help")
+        assert shown.returncode == 0, words
+        assert all(option in shown.stdout for option in options.split()), (words, options)
 
 
 def test_models_verify_and_show(dragoman: Dragoman, tmp_path: Path, embedded_model_path: Path) -> None:
