@@ -5,10 +5,10 @@ import urllib.request
 import pytest
 from prometheus_client import generate_latest
 
+from dragoman.metric_samples import snapshot
 from dragoman.v1 import error_pb2
 from dragoman_agent.engine.messages import Failed, Finished, Load, Step
 from dragoman_agent.metrics import AgentMetrics, MetricsServer
-from dragoman_agent.rpc.telemetry import metric_samples
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_steps_set_the_gauges_and_idle_ticks_are_no_steps(metrics: AgentMetrics)
 def test_stream_messages_have_each_buckets_own_count(metrics: AgentMetrics) -> None:
     for seconds in (0.0005, 0.03, 0.03, 99.0):
         metrics.request_finished(finished(first_token_seconds=seconds), longest_choice_tokens=1)
-    samples = metric_samples(metrics.registry.collect(), ("dragoman_time_to_first_token",))
+    samples = snapshot(metrics.registry.collect(), ["dragoman_time_to_first_token"]).samples
     assert [sample.name for sample in samples] == ["dragoman_time_to_first_token_seconds"]
     histogram = samples[0].histogram
     assert len(histogram.bucket_counts) == len(histogram.upper_bounds) + 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
-from google.protobuf import timestamp_pb2
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
 
 from dragoman.durations import seconds_of
 from dragoman.errors import DragomanError
+from dragoman.metric_samples import snapshot
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2
 from dragoman.v1 import telemetry_service_pb2 as pb
@@ -35,17 +34,8 @@ class TelemetryServicer(pb_grpc.TelemetryServiceServicer):
     ) -> AsyncIterator[pb.StreamMetricsResponse]:
         """A snapshot at once, then one at each interval."""
         interval = _interval(request, _METRICS_SECONDS)
-        prefixes = tuple(request.name_prefixes)
         while True:
-            now = timestamp_pb2.Timestamp()
-            now.GetCurrentTime()
-            samples = [
-                sample
-                for metric in self._registry.collect()
-                for sample in metric_samples(metric)
-                if not prefixes or sample.name.startswith(prefixes)
-            ]
-            yield pb.StreamMetricsResponse(sample_time=now, samples=samples)
+            yield snapshot(self._registry.collect(), request.name_prefixes)
             await asyncio.sleep(interval)
 
     async def WatchLoad(self, request: pb.WatchLoadRequest, context: Context) -> AsyncIterator[pb.WatchLoadResponse]:
@@ -74,31 +64,6 @@ class TelemetryServicer(pb_grpc.TelemetryServiceServicer):
             "the controller runs no engine and has nothing to trace: ask an agent, its address is in ListAgents",
         )
         yield pb.CaptureTraceResponse()
-
-
-def metric_samples(metric: Metric) -> Iterable[pb.MetricSample]:
-    """The samples of one metric. A histogram's buckets, count and sum become one sample."""
-    if metric.type != "histogram":
-        for name, labels, value, *_ in metric.samples:
-            if metric.type == "counter":
-                yield pb.MetricSample(name=name, labels=labels, counter=value)
-            else:
-                yield pb.MetricSample(name=name, labels=labels, gauge=value)
-        return
-    series: dict[tuple[tuple[str, str], ...], pb.MetricSample] = {}
-    cumulative: dict[tuple[tuple[str, str], ...], float] = {}
-    for name, labels, value, *_ in metric.samples:
-        others = {key: text for key, text in labels.items() if key != "le"}
-        key = tuple(sorted(others.items()))
-        sample = series.setdefault(key, pb.MetricSample(name=metric.name, labels=others, histogram=pb.Histogram()))
-        if name.endswith("_bucket"):
-            if labels["le"] != "+Inf":
-                sample.histogram.upper_bounds.append(float(labels["le"]))
-            sample.histogram.bucket_counts.append(int(value - cumulative.get(key, 0)))
-            cumulative[key] = value
-        elif name.endswith("_sum"):
-            sample.histogram.sum = value
-    yield from series.values()
 
 
 def _interval(request: pb.StreamMetricsRequest | pb.WatchLoadRequest, default: float) -> float:

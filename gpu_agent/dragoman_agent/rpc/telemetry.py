@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 
-from google.protobuf import timestamp_pb2
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
 
 from dragoman.errors import DragomanError
+from dragoman.metric_samples import snapshot
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2, telemetry_service_pb2, telemetry_service_pb2_grpc
 from dragoman_agent.engine.messages import Step
@@ -39,13 +38,8 @@ class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
     ) -> AsyncIterator[telemetry_service_pb2.StreamMetricsResponse]:
         """A snapshot at once, then one at each interval."""
         interval = interval_of(request, DEFAULT_METRICS_SECONDS)
-        prefixes = tuple(request.name_prefixes)
         while True:
-            now = timestamp_pb2.Timestamp()
-            now.GetCurrentTime()
-            yield telemetry_service_pb2.StreamMetricsResponse(
-                sample_time=now, samples=metric_samples(self._registry.collect(), prefixes)
-            )
+            yield snapshot(self._registry.collect(), request.name_prefixes)
             await asyncio.sleep(interval)
 
     async def WatchLoad(
@@ -68,7 +62,7 @@ class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
                 metadata={"param": "kind"},
             )
         seconds = seconds_of(request.duration, "duration", maximum=MAX_TRACE_SECONDS)
-        recorder = TimelineRecorder(self._engine.pid or 0)
+        recorder = TimelineRecorder(self._engine.pid)
         end = self._engine.on_step(recorder.take)
         try:
             await asyncio.sleep(seconds)
@@ -129,52 +123,3 @@ class TimelineRecorder:
         }
         for name, values in counters.items():
             yield {**base, "name": name, "ph": "C", "tid": 0, "ts": end_us, "args": values}
-
-
-def metric_samples(families: Iterable[Metric], prefixes: tuple[str, ...]) -> list[telemetry_service_pb2.MetricSample]:
-    """A registry's families as messages, under the names that /metrics shows."""
-    samples: list[telemetry_service_pb2.MetricSample] = []
-    for family in families:
-        if prefixes and not family.name.startswith(prefixes) and not f"{family.name}_total".startswith(prefixes):
-            continue
-        if family.type == "histogram":
-            samples.extend(_histograms(family))
-            continue
-        for sample in family.samples:
-            message = telemetry_service_pb2.MetricSample(name=sample.name, labels=sample.labels)
-            if family.type == "counter":
-                message.counter = sample.value
-            else:
-                message.gauge = sample.value
-            samples.append(message)
-    return samples
-
-
-def _histograms(family: Metric) -> Iterable[telemetry_service_pb2.MetricSample]:
-    """One message a label set; /metrics has cumulative buckets, the message has each bucket's own count."""
-    by_labels: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
-    sums: dict[tuple[tuple[str, str], ...], float] = {}
-    for sample in family.samples:
-        labels = dict(sample.labels)
-        bound = labels.pop("le", None)
-        key = tuple(sorted(labels.items()))
-        if bound is not None:
-            by_labels.setdefault(key, []).append((float(bound), sample.value))
-        elif sample.name.endswith("_sum"):
-            sums[key] = sample.value
-    for key, buckets in by_labels.items():
-        buckets.sort()
-        counts = [int(value) for _, value in buckets]
-        yield telemetry_service_pb2.MetricSample(
-            name=family.name,
-            labels=dict(key),
-            histogram=telemetry_service_pb2.Histogram(
-                upper_bounds=[bound for bound, _ in buckets[:-1]],
-                bucket_counts=_own_counts(counts),
-                sum=sums.get(key, 0.0),
-            ),
-        )
-
-
-def _own_counts(cumulative: Sequence[int]) -> list[int]:
-    return [count - before for before, count in zip([0, *cumulative], cumulative, strict=False)]

@@ -8,12 +8,10 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import duration_pb2
-from prometheus_client import CollectorRegistry, Histogram
 
 from dragoman.errors import from_rpc_error
 from dragoman.v1 import agent_pb2, error_pb2, prefetch_service_pb2
 from dragoman.v1 import telemetry_service_pb2 as pb
-from dragoman_controller.rpc.telemetry import metric_samples
 
 
 async def test_metrics_come_at_once_and_again_filtered_by_name(clients: Any) -> None:
@@ -50,18 +48,6 @@ async def test_an_interval_of_nothing_is_refused(clients: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await clients.telemetry.WatchLoad(pb.WatchLoadRequest(interval=duration_pb2.Duration())).read()
     assert from_rpc_error(raised.value).reason == error_pb2.ERROR_REASON_INVALID_REQUEST
-
-
-def test_a_histogram_is_one_sample_with_buckets_of_their_own() -> None:
-    registry = CollectorRegistry()
-    histogram = Histogram("h", "help", ["kind"], buckets=(1.0, 2.0), registry=registry)
-    for value in (0.5, 0.7, 1.5, 9.0):
-        histogram.labels("x").observe(value)
-    (sample,) = [sample for metric in registry.collect() for sample in metric_samples(metric)]
-    assert (sample.name, dict(sample.labels)) == ("h", {"kind": "x"})
-    assert list(sample.histogram.upper_bounds) == [1.0, 2.0]
-    assert list(sample.histogram.bucket_counts) == [2, 1, 1]
-    assert sample.histogram.sum == pytest.approx(11.7)
 
 
 async def test_a_hint_is_turned_down_with_the_true_reason(clients: Any, join: Any, server: Any) -> None:
