@@ -1,4 +1,4 @@
-"""The agent's metrics: one registry, fed by the engine's frames and by the requests' ends. Names: docs, control plane."""
+"""The agent's metrics: one registry, fed by the engine's frames and by the requests' ends."""
 
 from __future__ import annotations
 

@@ -118,8 +118,5 @@ class WaitingQueue:
             tenant = tenants[name]
             while tenant.heap and self._class_of.get(id(tenant.heap[0][2])) != index:
                 heapq.heappop(tenant.heap)
-            if not tenant.heap:
-                if tenant.balance >= 0:
-                    del tenants[name]
-                else:
-                    tenant.balance = min(tenant.balance, 0.0)
+            if not tenant.heap and tenant.balance >= 0:
+                del tenants[name]

@@ -89,7 +89,6 @@ class Sequence:
     credit_since: float | None = None  # since when it is out of credit
     stop_ids: frozenset[int] = frozenset()
     min_num_tokens: int = 0  # prompt and output tokens before a stop id counts
-    finish: str = ""  # "stop" or "length" once decided
     output: OutputStream | None = None
     form: Form | None = None  # where it stands in its grammar
 

@@ -220,7 +220,7 @@ class Scheduler:
         head, self._without_room = self._without_room, None
         if head is None or self.waiting.peek(now) is not head:
             return
-        level = max(head.class_at(now), 0)
+        level = head.class_at(now)
         lower = [s for s in self.running if s.effective_class > level and s.request.priority > head.request.priority]
         room = self.pool.num_free + sum(len(s.block_table) for s in lower)
         if not lower or room < -(-len(head.token_ids) // self.page_size) + self._num_spare(len(lower)):

@@ -125,13 +125,15 @@ def _nvml_free_memory(bus_id: str) -> int | None:
     """Free bytes as NVML reports them, without a CUDA context; None where NVML cannot say."""
     try:
         import pynvml
-
+    except ImportError:
+        return None
+    try:
         pynvml.nvmlInit()
         try:
             return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())).free)
         finally:
             pynvml.nvmlShutdown()
-    except (ImportError, pynvml.NVMLError):
+    except pynvml.NVMLError:
         return None
 
 

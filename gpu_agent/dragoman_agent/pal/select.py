@@ -72,19 +72,23 @@ def _refusal(device: FoundDevice, requested: str, needs: Needs) -> str:
         return f"--device {requested} was asked for"
     if kind not in SUPPORTED_KINDS:
         return f"this version has no {kind} backend"
-    free = device.values["memory.free"].value if "memory.free" in device.values else device.facts.memory_bytes
-    need = needs.weight_bytes + needs.min_kv_bytes
-    if isinstance(free, int | float) and need > free:
+    free, need = _free_bytes(device), needs.weight_bytes + needs.min_kv_bytes
+    if need > free:
         return (
-            f"{needs.model_name} needs {_gib(need)} for weights and one short sequence, {_gib(float(free))} are free; "
+            f"{needs.model_name} needs {_gib(need)} for weights and one short sequence, {_gib(free)} are free; "
             "free memory, take a smaller model, or a smaller number format"
         )
     return ""
 
 
 def _preference(device: FoundDevice) -> tuple[bool, bool, float]:
+    return device.facts.kind != "cpu", not device.integrated, _free_bytes(device)
+
+
+def _free_bytes(device: FoundDevice) -> float:
+    """Free memory; all of it where the device does not tell."""
     free = device.values["memory.free"].value if "memory.free" in device.values else device.facts.memory_bytes
-    return device.facts.kind != "cpu", not device.integrated, float(free) if isinstance(free, int | float) else 0.0
+    return float(free) if isinstance(free, int | float) else 0.0
 
 
 def _passed_over(device: FoundDevice, best: FoundDevice) -> str:

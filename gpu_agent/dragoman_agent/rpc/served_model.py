@@ -85,13 +85,6 @@ class ServedModel:
         except ValueError as error:
             invalid(param, str(error))
 
-    def check_token_ids(self, ids: list[int], param: str) -> None:
-        """Raises DragomanError naming the first id that the tokenizer does not have."""
-        size = self.tokenizer.vocab_size
-        for index, token_id in enumerate(ids):
-            if token_id >= size:
-                invalid(f"{param}[{index}]", f"is {token_id}, outside the vocabulary (0 to {size - 1})")
-
     def _encode(self, request: generation_service_pb2.GenerateRequest) -> list[int]:
         options = request.text_options
         try:

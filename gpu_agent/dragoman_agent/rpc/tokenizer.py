@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from dragoman.serving import Context
 from dragoman.v1 import tokenizer_service_pb2, tokenizer_service_pb2_grpc, tokens_pb2
 from dragoman_agent.rpc.served_model import ServedModel
-from dragoman_agent.rpc.validate import invalid
-from dragoman_text import TemplateError
+from dragoman_agent.rpc.validate import check_token_ids, invalid
 
 FILE_NAME = "tokenizer-files.json"
 CHUNK_BYTES = 256 << 10
@@ -35,7 +34,7 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
         """Text of ids; bytes that form no character appear as U+FFFD."""
         self._model.check_name(request.model)
         ids = list(request.token_ids.ids)
-        self._model.check_token_ids(ids, "token_ids.ids")
+        check_token_ids(ids, self._model.tokenizer.vocab_size, "token_ids.ids")
         text = await asyncio.to_thread(
             self._model.tokenizer.decode, ids, skip_special_tokens=request.skip_special_tokens
         )
@@ -95,8 +94,6 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
                 add_generation_prompt=ending,
                 continue_final_message=request.continue_final_message,
             )
-        except TemplateError as error:
-            invalid("messages", str(error))
         except ValueError as error:
             invalid("messages", str(error))
         return tokenizer_service_pb2.ApplyTemplateResponse(text=text, token_ids=tokens_pb2.TokenIds(ids=ids))
