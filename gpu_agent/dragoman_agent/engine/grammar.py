@@ -197,7 +197,7 @@ def _source(spec: GrammarSpec) -> str:
         )
     if spec.kind == "regex":
         return LLMatcher.grammar_from_regex(spec.text)
-    if spec.kind == "choice":
+    if spec.kind == "choices":
         return LLMatcher.grammar_from_regex("|".join(map(_literal, spec.choices)))
     if spec.kind == "lark":
         return LLMatcher.grammar_from_lark(spec.text)

@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(slots=True)
 class GrammarSpec:
-    """The form an output must have. `kind`: json_schema, regex, lark (`text` is its source) or choice (`choices`)."""
+    """The form an output must have. `kind`: json_schema, regex, lark (`text` is its source) or choices."""
 
     kind: str
     text: str = ""

@@ -59,7 +59,12 @@ class Acceptance:
         """
         with self._counting(attempt):
             start = build_start(
-                attempt.request, attempt.prompt_ids or [], self._model.limits, attempt.grant, attempt.seconds_left
+                attempt.request,
+                attempt.prompt_ids or [],
+                self._model.limits,
+                attempt.grant,
+                attempt.seconds_left,
+                self._model.encode_word,
             )
             self._gate.admit(start, attempt.grant, sink)
         started = generation_service_pb2.GenerationStarted(

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2, generation_service_pb2
-from dragoman_agent.engine.messages import Delta, Embedded
+from dragoman_agent.engine.messages import Delta, Embedded, Opened
 from dragoman_agent.rpc.acceptance import Acceptance, Attempt
 from dragoman_agent.rpc.convert import fill_delta, fill_response
 from dragoman_agent.rpc.engine_client import EngineClient, Event
+from dragoman_agent.rpc.opening import Opening
 from dragoman_agent.rpc.served_model import ServedModel
 
 _Response = generation_service_pb2.AttachResponse
@@ -122,10 +123,18 @@ class AttachConnection:
             self._wake()
 
     def _accept(self, stream_id: int, attempt: Attempt) -> None:
-        start, started = self._acceptance.accept(attempt, _StreamSink(self, stream_id))
+        sink = _StreamSink(self, stream_id)
+        start, started = self._acceptance.accept(attempt, sink)
         self._streams[stream_id] = start.request_id
+        opening = Opening(start, started, self._token_bytes)
+        if opening.is_open:
+            self._add_start(stream_id, started)
+            self._wake()
+        else:
+            sink.opening = opening
+
+    def _add_start(self, stream_id: int, started: generation_service_pb2.GenerationStarted) -> None:
         self._frame.events.add(stream_id=stream_id).response.started.CopyFrom(started)
-        self._wake()
 
     def _cancel(self, stream_id: int) -> None:
         request_id = self._streams.get(stream_id)
@@ -146,10 +155,24 @@ class AttachConnection:
         entry.stream_id = stream_id
         if isinstance(event, Delta):
             fill_delta(entry.response.delta, event, self._token_bytes)
-        elif not isinstance(event, Embedded):
+        elif not isinstance(event, Embedded | Opened):
             fill_response(entry.response, event, self._token_bytes)
             self._streams.pop(stream_id, None)
         self._engine.flush_after_batch(self._flush)
+
+    def _open(self, stream_id: int, opening: Opening, event: Event) -> bool:
+        """Say that a request is accepted, or that its first event refuses it (False)."""
+        if self._closed:
+            return False
+        try:
+            self._add_start(stream_id, opening.take(event))
+        except DragomanError as error:
+            self._streams.pop(stream_id, None)
+            self._frame.events.add(stream_id=stream_id).refused.CopyFrom(error.to_detail())
+            return False
+        finally:
+            self._engine.flush_after_batch(self._flush)
+        return True
 
     def _wake(self) -> None:
         if self._wakeup is not None and not self._wakeup.done():
@@ -159,11 +182,17 @@ class AttachConnection:
 class _StreamSink:
     """Names the generation of an event."""
 
-    __slots__ = ("_connection", "_stream_id")
+    __slots__ = ("_connection", "_stream_id", "opening")
 
     def __init__(self, connection: AttachConnection, stream_id: int) -> None:
         self._connection = connection
         self._stream_id = stream_id
+        self.opening: Opening | None = None  # set until the engine has accepted a request that opens late
 
     def deliver(self, event: Event) -> None:
+        opening, self.opening = self.opening, None
+        if opening is not None and not self._connection._open(self._stream_id, opening, event):
+            return
+        if isinstance(event, Opened):
+            return
         self._connection._take(self._stream_id, event)

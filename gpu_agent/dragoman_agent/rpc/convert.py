@@ -71,6 +71,8 @@ def fill_response(
     elif type(event) is Failed:
         message.failed.error.reason = event.reason  # type: ignore[assignment]
         message.failed.error.message = event.message
+        if event.param:
+            message.failed.error.metadata["param"] = event.param
         _fill_usage(message.failed.usage, event)
 
 

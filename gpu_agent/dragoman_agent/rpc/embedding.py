@@ -13,8 +13,9 @@ from dragoman.v1 import embedding_service_pb2, embedding_service_pb2_grpc, error
 from dragoman_agent.engine.messages import Embedded, Failed, Finished, StartEmbed
 from dragoman_agent.rpc.engine_client import EngineClient, Event
 from dragoman_agent.rpc.gate import Gate
+from dragoman_agent.rpc.refusal import invalid
 from dragoman_agent.rpc.served_model import INLINE_TEXT_CHARS, ServedModel
-from dragoman_agent.rpc.validate import check_request_id, check_token_ids, context_exceeded, invalid
+from dragoman_agent.rpc.validate import check_request_id, check_token_ids, context_exceeded
 from dragoman_agent.tickets import OPEN_GRANT, check_prompt_tokens, presented_embed
 
 MAX_NUM_INPUTS = 2048

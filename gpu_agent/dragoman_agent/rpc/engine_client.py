@@ -21,6 +21,7 @@ from dragoman_agent.engine.messages import (
     Finished,
     FrameDecoder,
     Load,
+    Opened,
     Progress,
     ProtocolError,
     Ready,
@@ -35,7 +36,7 @@ from dragoman_agent.engine_process import EngineProcess
 
 logger = logging.getLogger(__name__)
 
-Event = Delta | Finished | Failed | Embedded
+Event = Opened | Delta | Finished | Failed | Embedded
 OnEnd = Callable[[Event, int], None]  # the terminal event, and the tokens of the longest choice
 STEP_AGE_LIMIT_SECONDS = 3.0
 _BOTH_ENDS_SECONDS = 0.5
@@ -262,7 +263,7 @@ class EngineClient:
                 end = event.cursor + count
                 if end > entry.num_emitted:
                     entry.num_emitted = end
-            else:
+            elif type(event) is not Opened:
                 del live[event.request_id]
                 self.num_live_seqs -= entry.num_seqs
                 entry.on_end(event, entry.num_emitted)

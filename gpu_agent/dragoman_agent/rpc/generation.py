@@ -10,11 +10,12 @@ from typing import cast
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2, generation_service_pb2, generation_service_pb2_grpc
-from dragoman_agent.engine.messages import Delta, Embedded, Failed, Finished, Start
+from dragoman_agent.engine.messages import Delta, Embedded, Failed, Finished, Opened, Start
 from dragoman_agent.rpc.acceptance import Acceptance
 from dragoman_agent.rpc.attach import AttachConnection
 from dragoman_agent.rpc.convert import fill_response, merge_deltas
 from dragoman_agent.rpc.engine_client import EngineClient, Event
+from dragoman_agent.rpc.opening import Opening
 from dragoman_agent.rpc.served_model import ServedModel
 from dragoman_agent.rpc.validate import check_request_id
 
@@ -43,9 +44,11 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             await self._acceptance.tokenize(attempt)
         stream = GenerateStream()
         start, started = self._acceptance.accept(attempt, stream)
+        opening = Opening(start, started, self._model.token_bytes)
         try:
-            await context.write(generation_service_pb2.GenerateResponse(started=started))
-            await self._pump(stream, start, context)
+            if opening.is_open:
+                await context.write(generation_service_pb2.GenerateResponse(started=started))
+            await self._pump(stream, start, opening, context)
         except asyncio.CancelledError:
             if stream.failure is None:
                 raise
@@ -55,11 +58,15 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         finally:
             self._engine.cancel(start.request_id, detach=True)
 
-    async def _pump(self, stream: GenerateStream, start: Start, context: Context) -> None:
+    async def _pump(self, stream: GenerateStream, start: Start, opening: Opening, context: Context) -> None:
         cursors = CursorTrack(start)
         granted = start.credit
         while True:
             for event in await stream.next_batch():
+                if not opening.is_open:
+                    await context.write(generation_service_pb2.GenerateResponse(started=opening.take(event)))
+                if isinstance(event, Opened):
+                    continue
                 message = generation_service_pb2.GenerateResponse()
                 fill_response(message, event, self._model.token_bytes)
                 await context.write(message)
@@ -103,7 +110,7 @@ class GenerateStream:
     """The events of one request between the engine's frames and its handler."""
 
     def __init__(self) -> None:
-        self._events: deque[Delta | Finished | Failed] = deque()
+        self._events: deque[Opened | Delta | Finished | Failed] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self.handler = cast("asyncio.Task[None]", asyncio.current_task())
         self.failure: DragomanError | None = None  # why a write that hangs was given up
@@ -129,7 +136,7 @@ class GenerateStream:
             self.failure = DragomanError(error_pb2.ERROR_REASON_CREDIT_TIMEOUT, event.message)
             self.handler.cancel()
 
-    async def next_batch(self) -> list[Delta | Finished | Failed]:
+    async def next_batch(self) -> list[Opened | Delta | Finished | Failed]:
         """The events at hand, at least one."""
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2, generation_service_pb2, tokenizer_service_pb2
-from dragoman_agent.rpc.validate import ModelLimits, SamplingDefaults, asked_output_tokens, context_exceeded, invalid
+from dragoman_agent.rpc.refusal import invalid
+from dragoman_agent.rpc.validate import ModelLimits, SamplingDefaults, asked_output_tokens, context_exceeded
 from dragoman_text import ChatTemplate, TextTokenizer, TokenizerFiles
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ class ServedModel:
     async def prompt_later(self, request: generation_service_pb2.GenerateRequest) -> list[int]:
         """The prompt's token ids, tokenized in a thread. Raises DragomanError."""
         return await asyncio.to_thread(self._encode, request)
+
+    def encode_word(self, text: str) -> list[int]:
+        """Token ids of a word inside a text: nothing is added, control tokens are not read. Raises DragomanError."""
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        except ValueError as error:
+            invalid("sampling.bad_words", str(error))
 
     def encode_text(self, text: str, param: str) -> list[int]:
         """Token ids of an embedding's input. Raises DragomanError."""

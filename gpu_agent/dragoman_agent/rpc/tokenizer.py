@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 from dragoman.serving import Context
 from dragoman.v1 import tokenizer_service_pb2, tokenizer_service_pb2_grpc, tokens_pb2
+from dragoman_agent.rpc.refusal import invalid
 from dragoman_agent.rpc.served_model import ServedModel
-from dragoman_agent.rpc.validate import check_token_ids, invalid
+from dragoman_agent.rpc.validate import check_token_ids
 
 FILE_NAME = "tokenizer-files.json"
 CHUNK_BYTES = 256 << 10

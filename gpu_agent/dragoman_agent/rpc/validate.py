@@ -13,6 +13,8 @@ from google.protobuf import duration_pb2
 from dragoman.errors import DragomanError
 from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2
 from dragoman_agent.engine.messages import Sampling, Start, Stop
+from dragoman_agent.rpc.constraints import EncodeWord, bad_word_ids, cannot_encode, grammar_spec, num_prompt_logprobs
+from dragoman_agent.rpc.refusal import invalid
 from dragoman_agent.tickets import OPEN_GRANT, Grant, check_prompt_tokens
 from dragoman_text import validate_stops
 
@@ -54,15 +56,6 @@ class ModelLimits:
     max_context_tokens: int
     eos_token_ids: tuple[int, ...] = ()
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-
-
-def invalid(param: str, message: str) -> NoReturn:
-    """Refuse a field. `param` is its path in the request."""
-    raise DragomanError(error_pb2.ERROR_REASON_INVALID_REQUEST, f"{param}: {message}", metadata={"param": param})
-
-
-def _unsupported(param: str, message: str) -> NoReturn:
-    raise DragomanError(error_pb2.ERROR_REASON_UNSUPPORTED_PARAMETER, f"{param}: {message}", metadata={"param": param})
 
 
 def check_request_id(request_id: str) -> None:
@@ -110,12 +103,13 @@ def build_start(
     model: ModelLimits,
     grant: Grant = OPEN_GRANT,
     call_seconds_left: float | None = None,
+    encode_word: EncodeWord = cannot_encode,
 ) -> Start:
     """The engine command of a request whose prompt is already tokens.
 
     `max_output_tokens` is clamped to the room that the prompt leaves in the context and to the ticket. A value comes from
     the request, else from the model's files, else it is the OpenAI default. The deadline is the least of the request's,
-    the ticket's and the call's own. Raises DragomanError with metadata "param".
+    the ticket's and the call's own. `encode_word` makes tokens of a bad word. Raises DragomanError with metadata "param".
     """
     check_request_id(request.request_id)
     if not prompt_ids:
@@ -129,6 +123,7 @@ def build_start(
         invalid("cache_salt", f"has {len(request.cache_salt)} characters, at most {MAX_CACHE_SALT_CHARS} are allowed")
     num_choices = _num_choices(request.sampling)
     sampling = _sampling(request.sampling, model)
+    sampling.num_prompt_logprobs = num_prompt_logprobs(request.sampling, len(prompt_ids))
     stop = _stop(request.stop, sampling, model, grant, room=model.max_context_tokens - len(prompt_ids))
     start = Start(
         request_id=request.request_id,
@@ -143,7 +138,10 @@ def build_start(
         cache_salt=request.cache_salt,
         skip_special_tokens=_or_true(request.text_options, "skip_special_tokens"),
     )
+    sampling.bad_word_ids = bad_word_ids(request.sampling.bad_words, encode_word)
+    sampling.grammar = grammar_spec(request.sampling)
     if request.HasField("resume"):
+        sampling.num_prompt_logprobs = -1  # the stream that is continued has them
         _apply_resume(start, request, model)
     return start
 
@@ -180,7 +178,6 @@ def _number(
 
 
 def _sampling(message: generation_service_pb2.SamplingParameters, model: ModelLimits) -> Sampling:
-    _refuse_unsupported(message)
     defaults = model.defaults
     top_k = message.top_k if message.HasField("top_k") else defaults.top_k or 0
     num_logprobs = -1
@@ -213,19 +210,6 @@ def _sampling(message: generation_service_pb2.SamplingParameters, model: ModelLi
 
 def _first(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
-
-
-def _refuse_unsupported(message: generation_service_pb2.SamplingParameters) -> None:
-    if message.HasField("num_prompt_logprobs"):
-        _unsupported(
-            "sampling.num_prompt_logprobs", "this version reports no log-probabilities of the prompt; leave it out"
-        )
-    if message.bad_words:
-        _unsupported("sampling.bad_words", "this version bans no texts; leave it out or use logit_bias")
-    if message.HasField("grammar"):
-        kind = message.grammar.WhichOneof("kind")
-        param = f"sampling.grammar.{kind}" if kind else "sampling.grammar"
-        _unsupported(param, "this version has no structured output; leave it out")
 
 
 def _logit_bias(message: generation_service_pb2.SamplingParameters, vocab_size: int) -> dict[int, float]:
