@@ -10,6 +10,7 @@ from typing import Final
 from dragoman_agent.model.config import ModelConfig, RopeScaling
 from dragoman_agent.model.gguf import GgufFile
 from dragoman_agent.model.metadata import Metadata
+from dragoman_agent.model.rope import llama3_frequencies, plain_frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,26 +220,8 @@ def _llama3_scaling(file: GgufFile, metadata: Metadata, prefix: str, head_dim: i
     if max(factors) == 1.0:
         return RopeScaling()
     scaling = RopeScaling(kind="llama3", factor=max(factors), original_max_position=8192)
-    expected = llama3_factors(scaling, theta, head_dim)
-    if any(abs(a - b) > 1e-3 * b for a, b in zip(factors, expected, strict=True)):
+    plain = plain_frequencies(theta, head_dim)
+    expected = plain / llama3_frequencies(plain, scaling)
+    if any(abs(a - b) > 1e-3 * b for a, b in zip(factors, expected.tolist(), strict=True)):
         raise file.fail("tensor 'rope_freqs.weight' holds factors other than Llama 3's, which is not supported")
     return scaling
-
-
-def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
-    """What each rotary frequency is divided by (Llama 3.1's rule): 1 for short wavelengths, `factor` for long ones."""
-    low = scaling.original_max_position / scaling.low_freq_factor
-    high = scaling.original_max_position / scaling.high_freq_factor
-    factors: list[float] = []
-    for index in range(head_dim // 2):
-        wavelength = 2 * math.pi * theta ** (2 * index / head_dim)
-        if wavelength < high:
-            factors.append(1.0)
-        elif wavelength > low:
-            factors.append(scaling.factor)
-        else:
-            smooth = (scaling.original_max_position / wavelength - scaling.low_freq_factor) / (
-                scaling.high_freq_factor - scaling.low_freq_factor
-            )
-            factors.append(1 / ((1 - smooth) / scaling.factor + smooth))
-    return factors

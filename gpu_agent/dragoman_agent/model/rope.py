@@ -18,8 +18,7 @@ def rope_frequencies(config: ModelConfig) -> tuple[npt.NDArray[np.float32], floa
     theta^(-2i / head_dim) (RoFormer, arXiv 2104.09864), scaled as the config says: linear (arXiv 2306.15595), llama3
     (Llama 3.1's published scheme) or yarn (arXiv 2309.00071). Raises ValueError on a scaling without its constants.
     """
-    pairs = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    plain = float(config.rope_theta) ** -pairs
+    plain = plain_frequencies(config.rope_theta, config.head_dim)
     scaling = config.rope_scaling
     if scaling.kind in ("llama3", "yarn") and scaling.original_max_position <= 0:
         raise ValueError(
@@ -29,14 +28,19 @@ def rope_frequencies(config: ModelConfig) -> tuple[npt.NDArray[np.float32], floa
     if scaling.kind == "linear":
         return (plain / scaling.factor).astype(np.float32), 1.0
     if scaling.kind == "llama3":
-        return _llama3(plain, scaling).astype(np.float32), 1.0
+        return llama3_frequencies(plain, scaling).astype(np.float32), 1.0
     if scaling.kind == "yarn":
         return _yarn(plain, scaling, config).astype(np.float32), _yarn_attention_factor(scaling)
     return plain.astype(np.float32), 1.0
 
 
-def _llama3(plain: Float64Array, scaling: RopeScaling) -> Float64Array:
-    """Slow rotations are slowed by the factor, fast ones kept, a smooth passage between."""
+def plain_frequencies(theta: float, head_dim: int) -> Float64Array:
+    """theta^(-2i / head_dim), [head_dim / 2]."""
+    return np.asarray(float(theta) ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim))
+
+
+def llama3_frequencies(plain: Float64Array, scaling: RopeScaling) -> Float64Array:
+    """Llama 3.1's rule: slow rotations are slowed by the factor, fast ones kept, a smooth passage between."""
     turns = scaling.original_max_position * plain / (2 * math.pi)
     kept = np.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0)
     return np.asarray(kept * plain + (1 - kept) * plain / scaling.factor)
