@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from dragoman.errors import DragomanError
-from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_text
+from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_inputs, prompt_digest_of_text
 from dragoman.v1 import embedding_service_pb2, error_pb2, generation_service_pb2, ticket_pb2
 
 VERSION = 1
@@ -64,17 +63,14 @@ def presented_generate(request: generation_service_pb2.GenerateRequest) -> Prese
 
 
 def presented_embed(request: embedding_service_pb2.EmbedRequest) -> Presented:
-    """The facts of an embedding that its ticket binds.
-
-    One input: its prompt digest. Several: SHA-256 over the inputs' prompt digests, in order.
-    """
+    """The facts of an embedding that its ticket binds."""
     digests = [
         prompt_digest_of_ids(item.token_ids.ids)
         if item.WhichOneof("input") == "token_ids"
         else prompt_digest_of_text(item.text)
         for item in request.inputs
     ]
-    return Presented(digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest())
+    return Presented(prompt_digest_of_inputs(digests))
 
 
 class TicketVerifier:

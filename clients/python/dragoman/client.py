@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from hashlib import sha256
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -15,7 +14,7 @@ import grpc
 
 from dragoman.directory import Directory
 from dragoman.errors import DragomanError
-from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_text
+from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_inputs, prompt_digest_of_text
 from dragoman.request import (
     GenerateOptions,
     Message,
@@ -56,8 +55,9 @@ CONTROLLER_VARIABLE = "DRAGOMAN_CONTROLLER"
 class AsyncClient:
     """Talks to a controller, or with `agent=` to one agent that was started with --open.
 
-    Addresses are host:port; without any, the controller is $DRAGOMAN_CONTROLLER, else 127.0.0.1:50050. `tenant` is charged for the requests. Without `credentials` connections are not encrypted:
-    for loopback only. Close it with `aclose` or use `async with`. Errors are DragomanError.
+    Addresses are host:port; without any, the controller is $DRAGOMAN_CONTROLLER, else 127.0.0.1:50050. `tenant` is
+    charged for the requests. Without `credentials` connections are not encrypted: for loopback only. Close it with
+    `aclose` or use `async with`. Errors are DragomanError.
     """
 
     def __init__(
@@ -257,8 +257,7 @@ class AsyncClient:
             model=request.model,
             max_output_tokens=1,
             prompt_bytes=max(num_bytes, 1),
-            # As the agent computes it: of one input its digest, of several the digest of the digests.
-            prompt_digest=digests[0] if len(digests) == 1 else sha256(b"".join(digests)).digest(),
+            prompt_digest=prompt_digest_of_inputs(digests),
             tenant=self._tenant,
         )
 

@@ -52,3 +52,8 @@ def prompt_digest_of_text(text: str) -> bytes:
 def prompt_digest_of_ids(token_ids: Sequence[int]) -> bytes:
     """SHA-256 of the prompt sent as ids: little-endian uint32."""
     return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+
+
+def prompt_digest_of_inputs(digests: Sequence[bytes]) -> bytes:
+    """What a ticket binds of an embedding request: the digest of its one input, or SHA-256 over those of several."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()

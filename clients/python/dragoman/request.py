@@ -15,7 +15,6 @@ from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2
 from dragoman.v1 import generation_service_pb2 as pb
 from dragoman.v1.tokenizer_service_pb2 import ChatMessage
-from dragoman.v1.tokens_pb2 import TokenIds
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -117,7 +116,10 @@ def build_generate(prompt: str | Sequence[int], given: Mapping[str, Any], model:
     else:
         if not prompt:
             raise invalid("prompt", "the list of token ids is empty; give at least one")
-        _set(request, "prompt", "token_ids", TokenIds, {"ids": list(prompt)})
+        try:
+            request.token_ids.ids.extend(prompt)
+        except (TypeError, ValueError) as error:
+            raise invalid("prompt", f"is neither a text nor a list of token ids: {error}") from None
     for option, name in _SAMPLING.items():
         if option in given:
             _assign(request.sampling, name, option, given[option])
@@ -217,10 +219,3 @@ def _assign(message: Any, name: str, option: str, value: Any) -> None:
             setattr(message, name, value)
     except (TypeError, ValueError) as error:
         raise invalid(option, f"{value!r} does not fit: {error}") from None
-
-
-def _set(message: Any, option: str, name: str, kind: Any, fields: Mapping[str, Any]) -> None:
-    try:
-        getattr(message, name).CopyFrom(kind(**fields))
-    except (TypeError, ValueError) as error:
-        raise invalid(option, f"is neither a text nor a list of token ids: {error}") from None
