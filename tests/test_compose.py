@@ -63,3 +63,12 @@ def test_the_gpu_overlay_changes_only_the_agent() -> None:
     assert set(overlay["services"]) == {"agent"}
     devices = overlay["services"]["agent"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices[0]["capabilities"] == ["gpu"]
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_part_may_finish_its_drain_before_it_is_killed(service: str) -> None:
+    import importlib
+
+    module, name = SETTINGS[service]
+    drain = getattr(importlib.import_module(module), name)().drain_timeout
+    assert int(SERVICES[service]["stop_grace_period"].removesuffix("s")) > drain

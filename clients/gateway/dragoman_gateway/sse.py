@@ -26,10 +26,7 @@ def error_event(body: bytes) -> bytes:
 
 
 class Chunks:
-    """The chunks of one response. All carry the same id, created, model and fingerprint.
-
-    `field` is what comes before the text of a choice: a delta's content or a completion's text.
-    """
+    """The chunks of one response. All carry the same id, created, model and fingerprint."""
 
     def __init__(
         self,

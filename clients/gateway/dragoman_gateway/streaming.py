@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -134,7 +134,7 @@ class EventStream(Response):
         source: Source,
         active: ActiveStreams,
         headers: Mapping[str, str],
-        on_end: Callable[[str, Exception | None], Awaitable[None] | None],
+        on_end: Callable[[str, Exception | None], None],
     ) -> None:
         self.status_code = 200
         self.background = None
