@@ -77,6 +77,23 @@ def test_b22_leaving_during_prefill_frees_the_engine(slow: Any, how: str, stream
         connection.close()
 
 
+def test_b22_a_client_that_leaves_before_its_body_is_whole_is_counted(slow: Any) -> None:
+    def count(outcome: str) -> float:
+        return float(slow.metric("dragoman_gateway_requests_total", route="completions", outcome=outcome))
+
+    cancelled, refused = count("cancelled"), count("refused")
+    for how in ("close", "reset"):
+        connection = socket.create_connection(("127.0.0.1", int(slow.url.rsplit(":", 1)[1])))
+        connection.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{"prompt":')
+        time.sleep(0.1)
+        leave(connection, how)
+    slow.refused("/v1/completions", prompt="x", n=0)
+    deadline = time.monotonic() + 5
+    while count("cancelled") < cancelled + 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (count("cancelled"), count("refused")) == (cancelled + 2, refused + 1)
+
+
 def test_b22_leaving_in_the_middle_of_a_stream(slow: Any) -> None:
     before = slow.metric("dragoman_gateway_requests_total", route="completions", outcome="cancelled")
     connection = connect(slow.url, {"prompt": "x", "stream": True, "max_tokens": 5000, "ignore_eos": True})

@@ -9,8 +9,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dragoman.errors import DragomanError
-from dragoman_gateway.errors import from_dragoman
 from dragoman_gateway.http import ClientGone, json_reply, unless_gone
 from dragoman_gateway.requests import Job, finish_of, outcome_of
 from dragoman_gateway.sse import DONE, Chunks
@@ -49,6 +47,7 @@ async def answer_whole(
     headers: Mapping[str, str],
 ) -> Response:  # fmt: skip
     """The JSON answer. A client that leaves meanwhile cancels the job."""
+    request.state.has_job = True
     try:
         choices = await unless_gone(request.receive, collect(job, num_choices))
         body = build(choices)
@@ -63,6 +62,7 @@ async def answer_stream(
     request: Request, job: Job, make_source: Callable[[], JobSource], headers: Mapping[str, str]
 ) -> Response:
     """The stream, once an agent has accepted; what fails before that is raised and becomes an HTTP status."""
+    request.state.has_job = True
     try:
         await unless_gone(request.receive, job.start())
     except BaseException as error:
@@ -121,5 +121,4 @@ class JobSource:
 def _ended_by(error: BaseException) -> tuple[str, Exception | None]:
     if isinstance(error, ClientGone) or not isinstance(error, Exception):
         return "cancelled", None
-    shown = from_dragoman(error) if isinstance(error, DragomanError) else error
-    return outcome_of(shown), error
+    return outcome_of(error), error

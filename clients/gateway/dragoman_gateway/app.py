@@ -24,6 +24,7 @@ from dragoman_gateway.chat import chat_completions
 from dragoman_gateway.completions import completions
 from dragoman_gateway.errors import ApiError, from_dragoman
 from dragoman_gateway.http import CLIENT_CLOSED_REQUEST, ClientGone, error_reply, parse_json_object, read_body
+from dragoman_gateway.requests import outcome_of
 from dragoman_gateway.streaming import SEND_KEY, internal_error
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ _EXPOSED_HEADERS = (
     b"x-request-id, retry-after, x-should-retry, x-ignored-params, x-dragoman-agent, x-dragoman-request-id, "
     b"x-dragoman-quote-ttft-ms, x-dragoman-quote-tpot-ms, x-dragoman-quote-finish-ms"
 )
+# Their requests are counted from the first byte on, also those that end before there is a job.
+GENERATION_ROUTES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
 Handler = Callable[[Request, Backend, dict[str, Any]], Awaitable[Response]]
 Reader = Callable[[Request, Backend], Awaitable[Response]]
@@ -144,6 +147,17 @@ def build_routes(backend: Backend) -> Starlette:
 
 
 async def _handle_post(request: Request, backend: Backend, handler: Handler, *, generates: bool) -> Response:
+    try:
+        return await _answer_post(request, backend, handler, generates=generates)
+    except (ClientGone, ApiError, DragomanError) as error:
+        route = GENERATION_ROUTES.get(request.scope["path"])
+        if route is not None and not getattr(request.state, "has_job", False):
+            outcome = "cancelled" if isinstance(error, ClientGone) else outcome_of(error)
+            backend.metrics.requests.labels(route, outcome).inc()
+        raise
+
+
+async def _answer_post(request: Request, backend: Backend, handler: Handler, *, generates: bool) -> Response:
     settings = backend.settings
     body = await read_body(request, settings.max_body, settings.body_timeout)
     if generates and backend.is_draining:

@@ -11,10 +11,11 @@ from typing import Any
 
 from google.protobuf import duration_pb2
 
+from dragoman.errors import DragomanError
 from dragoman.v1 import admission_service_pb2, generation_service_pb2, tokens_pb2
 from dragoman_gateway import VERSION
 from dragoman_gateway.backend import Backend
-from dragoman_gateway.errors import ApiError, invalid
+from dragoman_gateway.errors import ApiError, from_dragoman, invalid
 from dragoman_gateway.generation import Delta, Generation, GenerationSpec, Outcome
 from dragoman_gateway.models import ModelText
 from dragoman_gateway.prompts import Prompt
@@ -259,6 +260,8 @@ def finish_of(delta: Delta) -> tuple[str, str | int | None]:
 
 def outcome_of(error: BaseException) -> str:
     """How a request that raised before its answer is counted."""
+    if isinstance(error, DragomanError):
+        error = from_dragoman(error)
     if isinstance(error, ApiError):
         return "refused" if error.status < 500 else "error"
     return "error"
