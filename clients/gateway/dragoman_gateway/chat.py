@@ -10,8 +10,9 @@ from starlette.responses import Response
 from dragoman_gateway.answer import Choice, JobSource, answer_stream, answer_whole
 from dragoman_gateway.backend import Backend
 from dragoman_gateway.errors import invalid
+from dragoman_gateway.forms import form_of, refuse_streamed_scores, restrict
 from dragoman_gateway.http import unless_gone
-from dragoman_gateway.logprobs import chat_entries
+from dragoman_gateway.logprobs import chat_entries, prompt_entries
 from dragoman_gateway.prompts import chat_prompt, check_messages
 from dragoman_gateway.requests import Job, build_specs, check_stream_options, finish_of
 from dragoman_gateway.schema import ChatBody, ignored_header, parse_body, refuse_later_features
@@ -24,6 +25,8 @@ async def chat_completions(request: Request, backend: Backend, value: dict[str, 
     body, ignored = parse_body(ChatBody, value, strict=settings.strict_params)
     check_messages(body.messages)
     refuse_later_features(body)
+    refuse_streamed_scores(body)
+    grammar, param_names = form_of(body)
     num_logprobs = _num_logprobs(body)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if max_tokens is not None and max_tokens < 1:
@@ -35,6 +38,8 @@ async def chat_completions(request: Request, backend: Backend, value: dict[str, 
         request.receive, backend.models.in_thread(lambda: chat_prompt(body, model, salt, max_tokens))
     )
     specs = build_specs(body, [prompt], model, backend, max_tokens=max_tokens, num_logprobs=num_logprobs)
+    for spec in specs:
+        restrict(spec, grammar, param_names)
     if ignored:
         backend.metrics.ignored.inc()
     job = Job(backend, "chat", request.state.request_id, model, specs)
@@ -45,7 +50,7 @@ async def chat_completions(request: Request, backend: Backend, value: dict[str, 
             request, job, lambda: ChatSource(job, body, shown_model, include_usage=include_usage), headers
         )
     return await answer_whole(
-        request, job, body.n or 1, lambda choices: _whole(job, body, shown_model, choices), headers
+        request, job, body.n or 1, lambda choices: _whole(job, body, shown_model, choices, prompt.token_ids), headers
     )
 
 
@@ -57,8 +62,8 @@ def _num_logprobs(body: ChatBody) -> int | None:
     return None
 
 
-def _whole(job: Job, body: ChatBody, shown_model: str, choices: list[Choice]) -> dict[str, Any]:
-    return {
+def _whole(job: Job, body: ChatBody, shown_model: str, choices: list[Choice], prompt_ids: list[int]) -> dict[str, Any]:
+    value = {
         "id": job.response_id,
         "object": "chat.completion",
         "created": job.created,
@@ -67,6 +72,9 @@ def _whole(job: Job, body: ChatBody, shown_model: str, choices: list[Choice]) ->
         "choices": [_choice(index, choice, body) for index, choice in enumerate(choices)],
         "usage": job.usage(),
     }
+    if body.prompt_logprobs is not None:
+        value["prompt_logprobs"] = prompt_entries(prompt_ids, job.outcomes[0].prompt_logprobs)
+    return value
 
 
 def _choice(index: int, choice: Choice, body: ChatBody) -> dict[str, Any]:

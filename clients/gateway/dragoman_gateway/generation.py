@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ class GenerationSpec:
     generate: generation_service_pb2.GenerateRequest
     num_choices: int
     prompt_tokens: int
+    param_names: Mapping[str, str] = field(default_factory=dict)  # field of the agent -> field of the request
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Outcome:
     agent_id: str = ""
     request_id: str = ""
     quote: admission_service_pb2.LatencyQuote | None = None
+    prompt_logprobs: list[generation_service_pb2.TokenLogprob] = field(default_factory=list)  # from the second token on
     num_resumes: int = 0
     created: float = field(default_factory=time.monotonic)
     started: float | None = None
@@ -180,12 +182,12 @@ class Generation:
         elif kind == "finished":
             self._end(response.finished.usage)
         elif kind == "failed":
-            self._fail(DragomanError.from_detail(response.failed.error))
+            self._fail(self._renamed(DragomanError.from_detail(response.failed.error)))
         self._notify()
 
     def on_refused(self, error: DragomanError) -> None:
         """Takes the agent's refusal."""
-        self._fail(error)
+        self._fail(self._renamed(error))
         self._notify()
 
     def on_lost(self, error: DragomanError) -> None:
@@ -199,6 +201,7 @@ class Generation:
         self.outcome.prompt_tokens = started.prompt_tokens
         if self.outcome.started is None:
             self.outcome.started = time.monotonic()
+            self.outcome.prompt_logprobs = list(started.prompt_logprobs)
 
     def _take(self, delta: Delta) -> None:
         delivered = self._delivered[delta.choice_index] if delta.choice_index < len(self._delivered) else None
@@ -235,6 +238,15 @@ class Generation:
         self._finished = True
         self.outcome.cached_tokens = usage.cached_tokens
         self.outcome.prompt_tokens = usage.prompt_tokens
+
+    def _renamed(self, error: DragomanError) -> DragomanError:
+        """The error under the names of the request's own fields."""
+        param = error.metadata.get("param", "")
+        for theirs, ours in self._spec.param_names.items():
+            if param.startswith(theirs):
+                error.metadata["param"] = ours
+                error.message = f"{ours}: {error.message.removeprefix(f'{param}: ')}"
+        return error
 
     def _fail(self, error: DragomanError) -> None:
         if self._failure is None:

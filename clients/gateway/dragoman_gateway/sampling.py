@@ -45,6 +45,10 @@ def sampling_of(
             raise invalid("allowed_token_ids is empty, so no token could be chosen; leave it out", "allowed_token_ids")
         check_ids(body.allowed_token_ids, "allowed_token_ids", vocabulary_size)
         sampling.allowed_token_ids.extend(body.allowed_token_ids)
+    if body.bad_words:
+        sampling.bad_words.extend(body.bad_words)
+    if body.prompt_logprobs is not None:
+        sampling.num_prompt_logprobs = body.prompt_logprobs
     return sampling
 
 

@@ -107,6 +107,16 @@ class SamplingBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: Ids | None = None
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=256)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = Field(None, description="One of json, regex, choice, grammar (Lark).")
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = Field(None, description="A Lark grammar.")
+    grammar: str | None = Field(None, description="As guided_grammar.")
+    json_schema: dict[str, Any] | bool | str | None = Field(None, description="As guided_json.")
     return_token_ids: bool | None = None
     priority: Literal["interactive", "standard", "batch"] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
@@ -119,7 +129,6 @@ class ChatBody(SamplingBody):
     max_completion_tokens: TokenCount | None = Field(None, description="Wins over max_tokens.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -136,7 +145,6 @@ class CompletionBody(SamplingBody):
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_NUM_CHOICES)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    response_format: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     parse_special_tokens: bool | None = None
 
@@ -185,18 +193,9 @@ _UNSUPPORTED = {
     "functions": "function calling is not served; leave it out",
     "function_call": "function calling is not served; leave it out",
     "audio": "this model takes and gives text only; leave it out",
-    "structured_outputs": "structured output is not served yet; leave it out",
-    "guided_json": "structured output is not served yet; leave it out",
-    "guided_regex": "structured output is not served yet; leave it out",
-    "guided_choice": "structured output is not served yet; leave it out",
-    "guided_grammar": "structured output is not served yet; leave it out",
-    "grammar": "structured output is not served yet; leave it out",
-    "json_schema": "structured output is not served yet; leave it out",
-    "prompt_logprobs": "log-probabilities of the prompt are not served yet; leave it out",
     "truncate_prompt_tokens": "prompts are never cut; shorten the prompt instead",
     "chat_template": "a request may not bring its own template; the model's is used",
     "use_beam_search": "beam search is not served; leave it out",
-    "bad_words": "bad_words is not served yet; use logit_bias with -100",
 }
 _NO_EFFECT_VALUES: tuple[Any, ...] = (None, False, [], {}, "", "none")
 
@@ -243,32 +242,12 @@ def ignored_header(names: list[str]) -> dict[str, str]:
     return {"x-ignored-params": ",".join([*shown, f"+{rest}"] if rest else shown)}
 
 
-def refuse_later_features(body: ChatBody | CompletionBody) -> None:
-    """Refuses what a later version brings. `response_format` text, `tools` [] and `tool_choice` "none" mean nothing."""
-    form = body.response_format
-    if form is not None:
-        kind = form.get("type")
-        if kind not in ("text", "json_object", "json_schema"):
-            raise invalid("response_format.type must be text, json_object or json_schema", "response_format.type")
-        if kind == "json_schema":
-            _check_schema_form(form)
-        if kind != "text":
-            raise unsupported("response_format", f"type {kind} is not served yet; only text is")
-    if isinstance(body, ChatBody):
-        if body.tools and body.tool_choice != "none":
-            raise unsupported("tools", "tool calls are not served yet; leave it out or set tool_choice to none")
-        if body.tool_choice not in (None, "none", "auto"):
-            raise unsupported("tool_choice", "tool calls are not served yet; leave it out or set it to none")
-
-
-def _check_schema_form(form: dict[str, Any]) -> None:
-    part = form.get("json_schema")
-    if not isinstance(part, dict):
-        raise invalid("response_format.json_schema is missing; give name and schema", "response_format.json_schema")
-    if not isinstance(part.get("name"), str):
-        raise invalid("response_format.json_schema.name is missing", "response_format.json_schema.name")
-    if "schema" not in part:
-        raise invalid("response_format.json_schema.schema is missing", "response_format.json_schema.schema")
+def refuse_later_features(body: ChatBody) -> None:
+    """Refuses what a later version brings. `tools` [] and `tool_choice` "none" mean nothing."""
+    if body.tools and body.tool_choice != "none":
+        raise unsupported("tools", "tool calls are not served yet; leave it out or set tool_choice to none")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice", "tool calls are not served yet; leave it out or set it to none")
 
 
 def _first_problem(error: ValidationError) -> ApiError:
