@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.needs import skip_without
 
 from dragoman_agent.model.embedded import FETCH_COMMAND, default_cache_dir, embedded_target
 
@@ -20,5 +21,5 @@ def embedded_model_path() -> Path:
     """The embedded model's file, found and never fetched; without it the test is skipped by name."""
     path = embedded_target(default_cache_dir(os.environ))
     if not path.exists():
-        pytest.skip(f"embedded model not at {path}: run `{FETCH_COMMAND}`")
+        skip_without("model", f"embedded model not at {path}: run `{FETCH_COMMAND}`")
     return path

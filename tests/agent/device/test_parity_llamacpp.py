@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.needs import need_cpu_kernels
 
 from dragoman_agent.device.cpu_native import NativeRoad
-from dragoman_agent.device.cpu_road import NATIVE_FLOAT32, NATIVE_INT8, native_problem
+from dragoman_agent.device.cpu_road import NATIVE_FLOAT32, NATIVE_INT8
 from dragoman_agent.model.embedded import default_cache_dir
 from dragoman_agent.model.source import open_model
 
@@ -29,8 +30,7 @@ def forced(
     texts: list[dict[str, Any]], embedded_model_path: Path, make_plan: Any, pages: Any, new_sequence: Any
 ) -> dict[str, list[np.ndarray]]:
     """Best two tokens and their logits after each token of each text, by road: [n, 4] a text."""
-    if problem := native_problem():
-        pytest.skip(problem)
+    need_cpu_kernels()
     model = open_model("embedded", default_cache_dir(os.environ))
     found = {}
     for name in (NATIVE_INT8, NATIVE_FLOAT32):

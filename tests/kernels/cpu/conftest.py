@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from tests.needs import skip_without
 
 from dragoman_kernels.cpu.build import available
 from dragoman_kernels.cpu.gguf_weights import read_gguf
@@ -95,7 +96,7 @@ def compiler() -> None:
     """The CPU kernels need a C++ compiler."""
     reason = available()
     if reason is not None:
-        pytest.skip(f"cpu kernels: {reason}")
+        skip_without("g++", f"cpu kernels: {reason}")
 
 
 @pytest.fixture(scope="session")
@@ -195,7 +196,7 @@ def embedded_model() -> Model:
     root = Path(os.environ.get("DRAGOMAN_CACHE_DIR") or Path.home() / ".cache" / "dragoman")
     path = root / "models" / "embedded" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     if not path.is_file():
-        pytest.skip("embedded model: not in the model cache; run `dragoman models fetch embedded`")
+        skip_without("model", "embedded model: not in the model cache; run `dragoman models fetch embedded`")
     shape, weights = read_gguf(path)
     plain = {
         name: gguf.quants.dequantize(value.data, GGUF_TYPES[value.dtype]).reshape(value.shape)
