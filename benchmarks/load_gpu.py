@@ -6,6 +6,7 @@ python benchmarks/load_gpu.py MODEL FOLDER [--out FILE]     writes a random mode
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -13,8 +14,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from dragoman_agent.device.cuda_weights import load_weights
-from dragoman_agent.model.source import open_model
+from dragoman_agent.device.cuda_weights import CopyPlan, load_weights
+from dragoman_agent.model.loader import read_ahead
+from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.probe import profile_device
 from dragoman_text.tokenizer import byte_tokenizer_files
@@ -48,12 +50,33 @@ def write_model(name: str, folder: Path) -> None:
     (folder / "tokenizer.json").write_bytes(byte_tokenizer_files().tokenizer_json)
 
 
+def sweep(source: ModelSource, device: torch.device) -> None:
+    """One line a choice: reading alone, and the whole load."""
+    for threads, buffers, size in itertools.product((4, 8, 12, 16), (24, 40), (8 << 20, 16 << 20, 32 << 20)):
+        pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy() for _ in range(buffers)]
+        begin = time.perf_counter()
+        for chunk in read_ahead(source, source.file_order(), pinned, num_threads=threads):
+            chunk.release()
+        reading = source.total_bytes / (time.perf_counter() - begin) / 1e9
+        plan = CopyPlan(threads, buffers, size)
+        rates = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            load_weights(source, device, lambda _: None, plan)
+            torch.cuda.synchronize()
+            rates.append(source.total_bytes / (time.perf_counter() - begin) / 1e9)
+        print(
+            f"  {threads} threads, {buffers} x {size >> 20} MiB: reading {reading:.1f}, loading {max(rates):.1f} GB/s"
+        )
+
+
 def main() -> None:
     """Write once, load four times: the first fills the page cache."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--sweep", action="store_true", help="time other numbers of threads and buffers first")
     options = parser.parse_args()
     if not (options.folder / "model.safetensors").exists():
         write_model(options.model, options.folder)
@@ -63,8 +86,10 @@ def main() -> None:
     source = open_model(str(options.folder), Path())
     device = torch.device("cuda")
     torch.zeros(1, device=device)
+    if options.sweep:
+        sweep(source, device)
     samples = []
-    for _ in range(4):
+    for _ in range(6):
         begin = time.perf_counter()
         weights = load_weights(source, device, lambda _: None)
         torch.cuda.synchronize()
@@ -75,7 +100,7 @@ def main() -> None:
     )
     if options.out:
         result = {
-            "bench": "load", "case": options.model, "metric": "gb_per_second", "samples": samples[1:],
+            "bench": "load", "case": options.model, "metric": "gb_per_second", "samples": samples[2:],
             "predicted": 0.8 * rate, "note": f"measured pinned host-to-device rate {rate:.1f} GB/s",
         }  # fmt: skip
         options.out.write_text(json.dumps({"model": options.model, "results": [result]}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,13 +16,22 @@ from dragoman_agent.model.loader import read_ahead
 from dragoman_agent.model.quant import dequantise
 from dragoman_agent.model.source import ModelSource
 
-_BUFFER_BYTES = 16 << 20
-_NUM_BUFFERS = 12
-_MAX_NUM_THREADS = 8
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """Pinned buffers between files and device: enough for every thread to fill one while others are copied."""
+
+    num_threads: int = min(12, os.cpu_count() or 1)
+    num_buffers: int = 24
+    buffer_bytes: int = 16 << 20
+
+
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
-def load_weights(model: ModelSource, device: torch.device, progress: ProgressFn) -> LlamaWeights:
+def load_weights(
+    model: ModelSource, device: torch.device, progress: ProgressFn, plan: CopyPlan | None = None
+) -> LlamaWeights:
     """The model's weights on `device`. Raises ValueError naming a missing tensor, ModelFileError for a broken file."""
     names = model.file_order()
     layouts = {name: model.layout(name) for name in names}
@@ -34,7 +44,7 @@ def load_weights(model: ModelSource, device: torch.device, progress: ProgressFn)
         done += size
         progress(LoadProgress("weights", done, total, "bytes"))
 
-    loaded = _copy_plain(model, plain, device, report)
+    loaded = _copy_plain(model, plain, device, report, plan or CopyPlan())
     for name in names:
         if name not in loaded:  # block-quantised: spread to bfloat16 on the host
             loaded[name] = torch.from_numpy(dequantise(model.tensor(name))).to(device).to(torch.bfloat16)
@@ -50,28 +60,25 @@ def load_weights(model: ModelSource, device: torch.device, progress: ProgressFn)
 
 
 def _copy_plain(
-    model: ModelSource, names: list[str], device: torch.device, report: Callable[[int], None]
+    model: ModelSource, names: list[str], device: torch.device, report: Callable[[int], None], plan: CopyPlan
 ) -> dict[str, Tensor]:
     """Tensors stored as plain numbers, copied as they are and then cast to bfloat16 on the device."""
     layouts = {name: model.layout(name) for name in names}
-    raw: dict[str, Tensor] = {}
-    pinned = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_NUM_BUFFERS)]
-    by_address = {buffer.data_ptr(): buffer for buffer in pinned}
+    raw = {name: torch.empty(layouts[name].num_bytes, dtype=torch.uint8, device=device) for name in names}
+    pinned = [torch.empty(plan.buffer_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(plan.num_buffers)]
+    by_address = {buffer.data_ptr(): (buffer, torch.cuda.Event()) for buffer in pinned}  # type: ignore[no-untyped-call]
     under_way: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
+    max_under_way = max(plan.num_buffers - plan.num_threads - 1, 1)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    threads = min(_MAX_NUM_THREADS, os.cpu_count() or 1)
-    chunks = read_ahead(model, names, [buffer.numpy() for buffer in pinned], num_threads=threads)
+    chunks = read_ahead(model, names, [buffer.numpy() for buffer in pinned], num_threads=plan.num_threads)
     with torch.cuda.stream(stream):
         for chunk in chunks:
-            if chunk.offset == 0:
-                raw[chunk.name] = torch.empty(layouts[chunk.name].num_bytes, dtype=torch.uint8, device=device)
             size = len(chunk.data)
-            buffer = by_address[chunk.data.ctypes.data]
-            raw[chunk.name][chunk.offset : chunk.offset + size].copy_(buffer[:size], non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            buffer, event = by_address[chunk.data.ctypes.data]
+            raw[chunk.name].narrow(0, chunk.offset, size).copy_(buffer.narrow(0, 0, size), non_blocking=True)
             event.record(stream)
             under_way.append((event, chunk.release))
-            while under_way and (_is_done(under_way[0][0]) or len(under_way) > _NUM_BUFFERS - threads - 1):
+            while under_way and (len(under_way) > max_under_way or _is_done(under_way[0][0])):
                 oldest, release = under_way.popleft()
                 oldest.synchronize()
                 release()
