@@ -44,11 +44,6 @@ class Admissions:
         self._wake = asyncio.Event()
         self._down_since: float | None = None
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests without an answer."""
-        return len(self._waiting)
-
     async def acquire(
         self, request: admission_service_pb2.AcquireTicketRequest
     ) -> admission_service_pb2.AcquireTicketResponse:

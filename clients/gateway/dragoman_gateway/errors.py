@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NoReturn
 
 import orjson
 
@@ -54,11 +53,6 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
 def unsupported(param: str, why: str) -> ApiError:
     """A 400 for a well-formed field that asks for what this server does not do."""
     return ApiError(400, f"{param}: {why}", code="unsupported_parameter", param=param)
-
-
-def fail(reason: error_pb2.ErrorReason, message: str, **metadata: str) -> NoReturn:
-    """Raise a DragomanError of the catalogue."""
-    raise DragomanError(reason, message, metadata=metadata)
 
 
 def from_dragoman(error: DragomanError) -> ApiError:

@@ -15,11 +15,6 @@ HEADERS = {
 }
 
 
-def event(value: Any) -> bytes:
-    """One data event of any JSON value."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
-
-
 def error_event(body: bytes) -> bytes:
     """The event of an error envelope, and the end of the stream."""
     return b"data: " + body + b"\n\n" + DONE

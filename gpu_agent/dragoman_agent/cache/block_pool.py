@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 
 from dragoman_agent.cache.hashing import PageHash
 
-NULL_BLOCK = 0
-
 
 class BlockPool:
     """Blocks 1 .. num_blocks - 1, each in exactly one state: referenced, cached and idle, or free.

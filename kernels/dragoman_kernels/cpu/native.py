@@ -9,10 +9,7 @@ from pathlib import Path
 from dragoman_kernels.cpu.build import KernelBuildError
 
 DTYPE_CODES = {"F32": 0, "F16": 1, "Q8_0": 2, "Q4_1": 3, "Q4_0": 4}
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-GLOBAL_MATRICES = ("embed_tokens", "lm_head")
 LAYER_VECTORS = ("input_norm", "post_attention_norm", "q_norm", "k_norm")
-GLOBAL_VECTORS = ("norm",)
 NO_MEMORY = 10
 
 
