@@ -93,12 +93,6 @@ def test_b04_zero_tokens(alphabet: Any, text_of: Any, stream: bool) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (12, 0)
 
 
-def test_b04_scoring_is_refused_by_name(alphabet: Any) -> None:
-    for stream in (False, True):
-        error = alphabet.refused(PATH, prompt="The capital", echo=True, max_tokens=0, logprobs=1, stream=stream)
-        assert (error["param"], error["code"]) == ("echo", "unsupported_parameter")
-
-
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
@@ -281,8 +275,7 @@ def test_b18_usage_agrees_with_tokenize(alphabet: Any) -> None:
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of"), ({"best_of": 1, "n": 2}, "best_of"),
-     ({"response_format": {"type": "json_object"}}, "response_format")],
+    [({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of"), ({"best_of": 1, "n": 2}, "best_of")],
 )  # fmt: skip
 def test_what_is_not_served_is_named(alphabet: Any, body: dict[str, Any], param: str) -> None:
     error = alphabet.refused(PATH, prompt="A", **body)

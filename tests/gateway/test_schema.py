@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dragoman_gateway.errors import ApiError
+from dragoman_gateway.forms import form_of
 from dragoman_gateway.schema import (
     ChatBody,
     CompletionBody,
@@ -22,7 +23,9 @@ HI = [{"role": "user", "content": "hi"}]
 def refusal(body: dict[str, Any], model: type[SamplingBody] = ChatBody, *, strict: bool = False) -> ApiError:
     with pytest.raises(ApiError) as caught:
         parsed, _ = parse_body(model, body, strict=strict)  # type: ignore[type-var]
-        refuse_later_features(parsed)  # type: ignore[arg-type]
+        form_of(parsed)  # type: ignore[arg-type]
+        if isinstance(parsed, ChatBody):
+            refuse_later_features(parsed)
     assert caught.value.status == 400
     return caught.value
 
@@ -55,7 +58,7 @@ def test_b12_null_is_absent_for_every_optional_field() -> None:
         body: dict[str, Any] = dict.fromkeys(model.model_fields, None) | required
         parsed, ignored = parse_body(model, body)  # type: ignore[type-var]
         assert ignored == []
-        refuse_later_features(parsed)
+        form_of(parsed)
 
 
 def test_s26_what_older_tools_send_is_accepted() -> None:
@@ -87,10 +90,7 @@ def test_strict_params_refuse_the_unknown_but_not_the_harmless() -> None:
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}, "chat_template"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": [{}]}, "functions"),
@@ -116,11 +116,54 @@ def test_what_asks_for_nothing_is_accepted(extra: dict[str, Any]) -> None:
         ({"type": "json_schema"}, "response_format.json_schema"),
         ({"type": "json_schema", "json_schema": {}}, "response_format.json_schema.name"),
         ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema"),
-        ({"type": "json_schema", "json_schema": {"name": "a", "schema": None}}, "response_format"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": 3}}, "response_format.json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"name": 1, "schema": {}}}, "response_format.json_schema.name"),
         ({"type": "yaml"}, "response_format.type"),
         ({}, "response_format.type"),
-        ({"type": "json_object", "json_schema": {"name": "a"}}, "response_format"),
+        ({"type": "json_object", "json_schema": {"name": "a"}}, "response_format.json_schema"),
     ],
 )
 def test_b13_a_half_filled_response_format_is_400(form: dict[str, Any], param: str) -> None:
     assert refusal({"messages": HI, "response_format": form}).param == param
+
+
+def test_b13_a_null_schema_is_any_json() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": None}}
+    grammar, names = form_of(parse_body(ChatBody, {"messages": HI, "response_format": form})[0])
+    assert grammar is not None and grammar.json_schema == "{}"
+    assert names["sampling.grammar"] == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind", "value"),
+    [
+        ({"guided_json": {"type": "null"}}, "json_schema", '{"type":"null"}'),
+        ({"guided_json": '{"type": "null"}'}, "json_schema", '{"type": "null"}'),
+        ({"json_schema": False}, "json_schema", "false"),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_grammar": "start: x"}, "lark", "start: x"),
+        ({"grammar": "start: x"}, "lark", "start: x"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+        ({"structured_outputs": {"json": {}, "regex": None}}, "json_schema", "{}"),
+        ({"structured_outputs": {"json_object": True}}, "json_object", True),
+        ({"response_format": {"type": "json_object"}}, "json_object", True),
+    ],
+)
+def test_a_form_has_one_meaning_under_each_name(extra: dict[str, Any], kind: str, value: Any) -> None:
+    grammar, _ = form_of(parse_body(ChatBody, {"messages": HI, **extra})[0])
+    assert grammar is not None and grammar.WhichOneof("kind") == kind and getattr(grammar, kind) == value
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"guided_choice": []}, "guided_choice"), ({"guided_choice": [""]}, "guided_choice"),
+        ({"guided_regex": ""}, "guided_regex"), ({"guided_json": 3}, "guided_json"),
+        ({"structured_outputs": {"yaml": 1}}, "structured_outputs.yaml"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"bad_words": [""]}, "bad_words[0]"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ],
+)  # fmt: skip
+def test_a_wrong_form_is_named(extra: dict[str, Any], param: str) -> None:
+    assert refusal({"messages": HI, **extra}).param == param

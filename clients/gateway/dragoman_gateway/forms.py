@@ -133,7 +133,10 @@ def _schema(value: Any, path: str) -> generation_service_pb2.Grammar:
     elif value is None:
         text = ANY_JSON
     elif isinstance(value, (dict, bool)):
-        text = orjson.dumps(value).decode()
+        try:
+            text = orjson.dumps(value).decode()
+        except orjson.JSONEncodeError:  # it was read from JSON, so that only its depth can be wrong
+            raise invalid(f"{path}: the schema is nested too deeply", path) from None
     else:
         raise invalid(f"{path} must be a JSON schema: an object", path)
     if not text:

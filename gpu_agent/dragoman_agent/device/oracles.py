@@ -19,7 +19,7 @@ UInt64Array = npt.NDArray[np.uint64]
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz etaoinsh", dtype=np.uint8).astype(np.int32)
 _FORCING_BIAS = 100.0
-_CLOSERS = tuple(b'"}]')
+_CLOSERS = (*b'"}]', *range(256, 259))  # the last are the null model's control tokens, of which a mask lets the end pass
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ def narrow(token_ids: Int32Array, states: UInt64Array, sampling: SamplingBatch, 
 
     A bias of +100 makes its id the answer (the smallest such id of several); one of -100 bans it. Otherwise the oracle's
     token stands if it may; if not, one of the ids that may come is chosen by the state: letters first, then any. In a row
-    with a mask, every third state closes what is open: the first of `"`, `}`, `]` that may come wins over the oracle.
+    with a mask, every third state closes what is open: the first of `"`, `}`, `]` and the end token that may come wins.
     """
     masks = {
         int(row): _ids_of(mask, vocab_size) for row, mask in zip(sampling.masked_rows, sampling.masks, strict=True)

@@ -231,4 +231,6 @@ def _shortened(reason: str) -> str:
     line = " ".join(reason.split("<non-verbose/>")[0].split("<state>")[0].split())
     if line.startswith("NoExtension"):
         return _NO_TEXT
+    if line.startswith("recursion limit"):
+        return "the schema is nested too deeply"
     return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."

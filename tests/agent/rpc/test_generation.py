@@ -182,7 +182,8 @@ async def test_resume_gives_the_same_remainder(channel: grpc.aio.Channel) -> Non
         (lambda r: setattr(r.sampling, "temperature", float("nan")), "invalid_request", "sampling.temperature"),
         (lambda r: r.sampling.logit_bias.update({9_999_999: 5.0}), "invalid_request", "sampling.logit_bias[9999999]"),
         (lambda r: setattr(r.sampling, "num_choices", 5_000_000), "invalid_request", "sampling.num_choices"),
-        (lambda r: r.sampling.bad_words.append("x"), "unsupported_parameter", "sampling.bad_words"),
+        (lambda r: r.sampling.bad_words.append(" "), "invalid_request", "sampling.bad_words[0]"),
+        (lambda r: setattr(r.sampling.grammar, "regex", "("), "invalid_request", "sampling.grammar.regex"),
         (lambda r: r.stop.strings.append(""), "invalid_request", "stop.strings"),
     ],
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,13 +14,14 @@ from dragoman.v1.generation_service_pb2 import (
     ChoiceProgress,
     GenerateRequest,
     Grammar,
+    GrammarChoices,
     ResumeState,
     SamplingParameters,
     StopCriteria,
     TextOptions,
 )
 from dragoman.v1.tokens_pb2 import TokenIds
-from dragoman_agent.engine.messages import Start
+from dragoman_agent.engine.messages import GrammarSpec, Start
 from dragoman_agent.rpc.validate import ModelLimits, SamplingDefaults, build_start
 from dragoman_agent.tickets import Grant
 
@@ -117,16 +119,36 @@ def test_b05_b07_sampling_out_of_range(fields: dict[str, object], param: str) ->
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"num_prompt_logprobs": 0}, "sampling.num_prompt_logprobs"),
-        ({"bad_words": ["x"]}, "sampling.bad_words"),
-        ({"grammar": Grammar(regex="a+")}, "sampling.grammar.regex"),
-        ({"grammar": Grammar(json_object=True)}, "sampling.grammar.json_object"),
+        ({"num_prompt_logprobs": 21}, "sampling.num_prompt_logprobs"),
+        ({"bad_words": ["x", " "]}, "sampling.bad_words[1]"),
+        ({"bad_words": ["x" * 257]}, "sampling.bad_words[0]"),
+        ({"bad_words": ["x"] * 257}, "sampling.bad_words"),
         ({"grammar": Grammar()}, "sampling.grammar"),
+        ({"grammar": Grammar(json_object=False)}, "sampling.grammar.json_object"),
+        ({"grammar": Grammar(regex="")}, "sampling.grammar.regex"),
+        ({"grammar": Grammar(lark="x" * ((1 << 20) + 1))}, "sampling.grammar.lark"),
+        ({"grammar": Grammar(choices=GrammarChoices())}, "sampling.grammar.choices"),
+        ({"grammar": Grammar(choices=GrammarChoices(texts=["a", ""]))}, "sampling.grammar.choices.texts[1]"),
     ],
 )
-def test_what_is_not_there_yet_is_named(fields: dict[str, object], param: str) -> None:
-    error = refused(lambda: build(sampling(**fields)))
-    assert (error.reason_name, error.metadata["param"]) == ("unsupported_parameter", param)
+def test_constraints_that_cannot_be(fields: dict[str, object], param: str) -> None:
+    error = refused(lambda: build(sampling(**fields), encode_word=lambda text: list(text.encode())))
+    assert (error.reason_name, error.metadata["param"]) == ("invalid_request", param)
+
+
+def test_constraints_reach_the_engine() -> None:
+    asked = sampling(bad_words=["no", " go "], num_prompt_logprobs=3, grammar=Grammar(json_object=True))
+    made = build(asked, encode_word=lambda text: list(text.encode())).sampling
+    assert made.bad_word_ids == [list(b"no"), list(b" no"), list(b"go"), list(b" go")]
+    assert made.num_prompt_logprobs == 3
+    assert made.grammar == GrammarSpec("json_schema", '{"type": "object"}')
+
+
+def test_a_long_prompt_gets_no_more_alternatives_than_a_message_holds() -> None:
+    param = "sampling.num_prompt_logprobs"
+    limits = replace(MODEL, max_context_tokens=50_000)
+    error = refused(lambda: build(sampling(num_prompt_logprobs=20), prompt=[1] * 40_000, model=limits))
+    assert error.metadata["param"] == param and "at most 9" in error.message
 
 
 def test_edges_that_are_legal() -> None:
