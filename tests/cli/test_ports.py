@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 
@@ -9,6 +10,8 @@ import pytest
 
 from dragoman_cli.failure import Failure
 from dragoman_cli.ports import check_port, holder_of, port_problem
+from dragoman_cli.up import check_machine
+from dragoman_cli.up_settings import UpSettings
 
 
 def test_free_ports() -> None:
@@ -31,3 +34,17 @@ def test_a_port_in_use_names_the_process_and_the_flag() -> None:
 
 def test_an_address_of_another_machine() -> None:
     assert "192.0.2.1:5" in port_problem("192.0.2.1", 5000)
+
+
+def test_one_port_for_two_servers_is_found_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    settings = UpSettings(
+        device="null", port=port, controller_port=port, agent_port=0, controller_metrics_port=0, agent_metrics_port=0
+    )
+    with pytest.raises(Failure) as failure:
+        check_machine(settings)
+    assert failure.value.what == f"port {port} for the controller cannot be used"
+    assert failure.value.why == f"--port is {port} as well"
+    assert "--controller-port" in failure.value.remedy
+    check_machine(dataclasses.replace(settings, port=0, controller_port=0))

@@ -80,6 +80,8 @@ async def test_first_death(bench: Bench) -> None:
     mortal = await bench.start("time.sleep(0.2)\nos.kill(os.getpid(), 9)\n")
     assert await asyncio.wait_for(bench.supervisor.first_death(), 5) is mortal
     assert mortal.death().what == "the agent was killed by SIGKILL"
+    assert "want of memory" in mortal.death().why
+    assert "dmesg" in mortal.death().remedy
     await bench.supervisor.stop()
 
 

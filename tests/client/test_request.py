@@ -60,10 +60,15 @@ def test_the_controller_sees_sizes_and_a_digest_and_never_the_prompt() -> None:
         ([-1], {}, "prompt"),
         ([1.5], {}, "prompt"),
         ("\udc80", {}, "prompt"),
+        (None, {}, "prompt"),
+        (5, {}, "prompt"),
+        (b"hi", {}, "prompt"),
+        ({"a": 1}, {}, "prompt"),
         ("hi", {"top_k": -1}, "top_k"),
         ("hi", {"seed": "x"}, "seed"),
         ("hi", {"stop": [""]}, "stop"),
         ("hi", {"stop": [3]}, "stop"),
+        ("hi", {"stop": 3}, "stop"),
         ("hi", {"logit_bias": {"a": 1}}, "logit_bias"),
         ("hi", {"allowed_token_ids": ["a"]}, "allowed_token_ids"),
         ("hi", {"json_schema": "{}", "regex": "a"}, "regex"),
@@ -82,6 +87,8 @@ def test_a_bad_argument_is_named(prompt: Any, options: dict[str, Any], param: st
     ("messages", "param"),
     [
         ([], "messages"),
+        (None, "messages"),
+        ("hi", "messages"),
         (["hi"], "messages[0]"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": 1, "content": "x"}], "messages[0].role"),
@@ -92,6 +99,18 @@ def test_a_bad_message_is_named(messages: Any, param: str) -> None:
     with pytest.raises(DragomanError) as failure:
         build_messages(messages)
     assert failure.value.metadata["param"] == param
+
+
+def test_an_empty_text_cannot_be_admitted() -> None:
+    with pytest.raises(DragomanError, match="prompt: the text is empty"):
+        build_acquire(build(""), {}, "")
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {"a": 1}])
+async def test_a_prompt_of_no_known_kind_is_refused_when_it_is_read(prompt: Any) -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(DragomanError, match="prompt: must be a text"):
+            await client.complete(prompt, model="m")
 
 
 def test_an_unknown_option_names_the_nearest() -> None:

@@ -95,6 +95,12 @@ class Child:
             "failed" if code is None else f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
         )
         why = self._fatal or self.last_error() or "it printed nothing"
+        if code == -signal.SIGKILL and not self._fatal:
+            # Nothing it printed tells of this end, it had no time to.
+            return Failure(
+                f"the {self.name} {how}", "somebody killed it, or the kernel did for want of memory",
+                "look for 'Out of memory' in dmesg; if it is there, free memory or take a smaller --max-context or model",
+            )  # fmt: skip
         return Failure(f"the {self.name} {how}", why, f"run dragoman-{self.name} alone to see all of its log")
 
     def last_error(self) -> str:

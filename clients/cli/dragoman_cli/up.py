@@ -45,8 +45,17 @@ def up(context: typer.Context) -> None:
 def check_machine(settings: UpSettings) -> None:
     """Finds what would fail, before anything is started. Raises Failure."""
     require_extras("agent", "controller", "gateway", purpose="dragoman up")
+    taken: dict[int, str] = {}
     for name, what in PORTS.items():
-        check_port(settings.host if name == "port" else "127.0.0.1", getattr(settings, name), flag_of(name), what)
+        port = getattr(settings, name)
+        if port and port in taken:
+            raise Failure(
+                f"port {port} for {what} cannot be used",
+                f"{flag_of(taken[port])} is {port} as well",
+                f"pass another {flag_of(name)} (0 takes a free one)",
+            )
+        taken[port] = name
+        check_port(settings.host if name == "port" else "127.0.0.1", port, flag_of(name), what)
     if settings.model == "embedded" and settings.device != "null":
         from dragoman_agent.model.embedded import default_cache_dir, embedded_path
         from dragoman_agent.model.errors import ModelFileError

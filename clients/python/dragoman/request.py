@@ -111,6 +111,8 @@ def given_options(options: GenerateOptions) -> dict[str, Any]:
 def build_generate(prompt: str | Sequence[int], given: Mapping[str, Any], model: str) -> pb.GenerateRequest:
     """The request for an agent, without ticket, deadline and resume state. Raises DragomanError(INVALID_REQUEST)."""
     request = pb.GenerateRequest(request_id=given.get("request_id") or str(uuid.uuid4()), model=model)
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+        raise invalid("prompt", f"must be a text, a list of token ids or a list of messages, not {prompt!r:.80}")
     if isinstance(prompt, str):
         request.text = _utf8("prompt", prompt)
     else:
@@ -130,6 +132,8 @@ def build_generate(prompt: str | Sequence[int], given: Mapping[str, Any], model:
         if option in given:
             _assign(request.text_options, option, option, given[option])
     stops = given.get("stop", ())
+    if not isinstance(stops, str | Sequence):
+        raise invalid("stop", f"must be a text or a list of texts, not {stops!r:.80}")
     for text in [stops] if isinstance(stops, str) else stops:
         if not isinstance(text, str) or not text:
             raise invalid("stop", f"{text!r} is not a text of at least one character")
@@ -155,6 +159,8 @@ def build_acquire(
         tenant=tenant,
     )
     if request.WhichOneof("prompt") == "text":
+        if not request.text:  # 0 bytes would read as a size that was not given
+            raise invalid("prompt", "the text is empty; give at least one character")
         acquire.prompt_bytes = len(request.text.encode())
         acquire.prompt_digest = prompt_digest_of_text(request.text)
     else:
@@ -173,6 +179,10 @@ def build_acquire(
 def build_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     """The conversation. Raises DragomanError(INVALID_REQUEST) for a message that is not {"role": text, "content": text}."""
     built = []
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise invalid(
+            "messages", f'must be a list such as [{{"role": "user", "content": "..."}}], not {messages!r:.80}'
+        )
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         if not isinstance(message, Mapping):
@@ -191,7 +201,8 @@ def build_messages(messages: Sequence[Message]) -> list[ChatMessage]:
 
 def is_conversation(prompt: Prompt) -> bool:
     """Whether a prompt is a list of messages."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return is_list and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def read_seconds(param: str, value: Any) -> float:
