@@ -227,8 +227,10 @@ def _literal(text: str) -> str:
 
 
 def _shortened(reason: str) -> str:
-    """A reason of the library as one line: it may quote a whole pattern."""
-    line = " ".join(reason.split("<non-verbose/>")[0].split("<state>")[0].split())
+    """A reason of the library as one short line: it may quote a whole pattern, with the point of it only after that."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or [""]
+    points = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    line = f"regular expression: {points[-1]}" if points else lines[0]
     if line.startswith("NoExtension"):
         return _NO_TEXT
     if line.startswith("recursion limit"):
