@@ -342,3 +342,71 @@ def test_a_token_outside_the_vocabulary_is_refused(sample: Draw) -> None:
         for token in (-1, 10):
             with pytest.raises(ValueError, match=f"token {token}, but the vocabulary has 10"):
                 sample(random_logits(1, 10), make_batch(1, **case(np.array([token], np.int32))))
+
+
+def packed(may: np.ndarray) -> np.ndarray:
+    """Rows of booleans as int32 words."""
+    padded = np.zeros((len(may), -(-may.shape[1] // 32) * 32), bool)
+    padded[:, : may.shape[1]] = may
+    return np.packbits(padded, axis=1, bitorder="little").view("<i4")
+
+
+@pytest.mark.parametrize("vocab_size", [31, 32, 100, 259])
+def test_a_mask_leaves_what_it_allows(sample: Draw, vocab_size: int) -> None:
+    rng = np.random.default_rng(3)
+    may = rng.random((90, vocab_size)) < 0.2
+    may[:, -1] |= ~may.any(axis=1)
+    rows = np.arange(0, 180, 2)
+    logits = random_logits(180, vocab_size)
+    batch = make_batch(
+        180, seed=np.arange(180), temperature=np.repeat([0.0, 1.0], 90), num_logprobs=0,
+        masked_rows=rows.astype(np.int32), masks=packed(may),
+    )  # fmt: skip
+    free = make_batch(180, seed=np.arange(180), temperature=np.repeat([0.0, 1.0], 90), num_logprobs=0)
+    drawn, unmasked = sample(logits, batch), sample(logits, free)
+    assert may[np.arange(90), drawn.token_ids[rows]].all() and drawn.finite.all()
+    assert (drawn.token_ids[1::2] == unmasked.token_ids[1::2]).all(), "other rows are as they were"
+    greedy = np.where(may, logits[rows].numpy(), -np.inf).argmax(axis=1)[:45]
+    assert (drawn.token_ids[rows][:45] == greedy).all()
+
+
+def test_a_mask_follows_the_exact_distribution(sample: Draw) -> None:
+    count, vocab_size = 6_000, 60
+    logits = random_logits(1, vocab_size, seed=6, scale=1.5)
+    may = np.arange(vocab_size) % 3 == 0
+    masks = np.repeat(packed(may[None]), count, axis=0)
+    batch = make_batch(
+        count, seed=3, cursor=np.arange(count), masked_rows=np.arange(count, dtype=np.int32), masks=masks
+    )
+    observed = np.bincount(sample(logits.expand(count, -1), batch).token_ids, minlength=vocab_size)
+    expected = reference(np.where(may, logits[0].numpy(), -np.inf)) * count
+    assert observed[~may].sum() == 0
+    common = expected >= 5
+    chi_square = ((observed[common] - expected[common]) ** 2 / expected[common]).sum()
+    assert chi_square <= common.sum() + 4 * np.sqrt(2 * common.sum())
+
+
+def test_a_mask_that_allows_nothing_or_is_too_narrow(sample: Draw) -> None:
+    logits = random_logits(2, 64)
+    rows = np.array([1], np.int32)
+    batch = make_batch(2, masked_rows=rows, masks=np.zeros((1, 2), np.int32))
+    assert sample(logits, batch).finite.tolist() == [True, False]
+    with pytest.raises(ValueError, match="32 bits a row, but the vocabulary has 64"):
+        sample(logits, make_batch(2, masked_rows=rows, masks=np.zeros((1, 1), np.int32)))
+
+
+def test_both_samplers_score_as_float64_does() -> None:
+    logits = random_logits(5, 90, seed=8)
+    logits[3, 7] = torch.nan
+    targets = np.array([0, 89, 5, 2, 17], np.int32)
+    exact = torch.log_softmax(logits.double(), dim=-1).numpy()
+    host = HostSampler(90).score(logits.numpy(), targets, 3)
+    device = sampler.score(logits, torch.from_numpy(targets).long(), 3)
+    for own, ids, top in (host, tuple(part.numpy() for part in device if part is not None)):
+        assert np.isnan(own[3])
+        for row in (0, 1, 2, 4):
+            assert own[row] == pytest.approx(exact[row, targets[row]], abs=1e-5)
+            order = np.argsort(-exact[row], kind="stable")[:3]
+            assert ids[row].tolist() == order.tolist()
+            assert top[row] == pytest.approx(exact[row, order], abs=1e-5)
+    assert sampler.score(logits, torch.from_numpy(targets).long(), 0)[1] is None
