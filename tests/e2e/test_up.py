@@ -148,6 +148,9 @@ def test_with_the_embedded_model(up, embedded_model_path: Path) -> None:
     run.wait_for("Ctrl-C stops everything.", 180)
     assert "SmolLM2-135M-Instruct (135M parameters" in run.out
     assert "loading weights" in run.err
+    # Why it computes as it does: a machine without a compiler is told so here.
+    assert re.search(r"^ +(native|torch)-\w+: .*compiled kernels", run.err, re.MULTILINE), run.err
+    assert re.search(r"computed +(native|torch)-\w+, KV \w+: ", run.out)
     run.family()
     pasted = subprocess.run(["bash", "-c", curl_of(run)], capture_output=True, text=True, timeout=120)
     assert len(assert_stream(pasted.stdout).split()) > 5

@@ -24,6 +24,7 @@ class Summary:
     num_parameters: int
     weight_bytes: int
     road: str
+    road_reason: str
     kv_dtype: str
     device: str
     device_kind: str
@@ -121,6 +122,8 @@ async def read_facts(agent: str) -> dict[str, Any]:
             if not candidate.chosen
         ),
         "road": plan.get("road") or "",
+        # How it computes may be a slow last resort; the reason says so.
+        "road_reason": next((choice.reason for choice in planned.decisions if choice.subject == "road"), ""),
         "kv_dtype": plan.get("kv_dtype") or "",
         "max_context_tokens": int(plan.get("max_context_tokens") or 0),
         # Block 0 is never handed out.

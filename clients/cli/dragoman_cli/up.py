@@ -178,6 +178,8 @@ class Up:
             f"plan     {facts['road']}, KV in {facts['kv_dtype']}, context {facts['max_context_tokens']:,} tokens, "
             f"KV for {facts['num_kv_tokens']:,} tokens, {facts['max_num_seqs']} sequences at once"
         )
+        if facts["road_reason"]:
+            self._say(f"         {facts['road']}: {facts['road_reason']}")
 
     async def _summary(self, addresses: Mapping[str, str], info: Mapping[str, Any]) -> Summary:
         facts = await read_facts(addresses["agent"])
@@ -252,7 +254,10 @@ def _box_rows(summary: Summary) -> list[tuple[str, str]]:
     about = ", ".join(part for part in (parameters, size) if part)
     return [
         ("model", f"{summary.model} ({about})" if about else summary.model),
-        ("computed", f"{summary.road}, KV {summary.kv_dtype}"),
+        (
+            "computed",
+            f"{summary.road}, KV {summary.kv_dtype}" + (f": {reason}" if (reason := summary.road_reason) else ""),
+        ),
         ("device", f"{summary.device}: {summary.device_reason}"),
         ("context", f"{summary.max_context_tokens:,} tokens"),
         ("KV cache", f"{summary.num_kv_tokens:,} tokens, up to {summary.max_num_seqs} sequences at once"),
