@@ -31,6 +31,24 @@ def test_options_land_in_their_fields() -> None:
     assert (request.cache_salt, request.request_id, request.text) == ("s", "r", "hi")
 
 
+def test_the_form_of_the_output() -> None:
+    def grammar(**options: Any) -> Any:
+        return build(**options).sampling.grammar
+
+    assert grammar(json_schema={"type": "null"}).json_schema == '{"type": "null"}'
+    assert grammar(json_object=True).json_object
+    assert list(grammar(choices=["a", "b"]).choices.texts) == ["a", "b"]
+    assert grammar(grammar="start: x").lark == "start: x"
+    assert not build().sampling.HasField("grammar")
+    for options, param in (
+        ({"json_schema": "{}", "regex": "a"}, "regex"), ({"choices": "ab"}, "choices"), ({"regex": 3}, "regex"),
+        ({"json_schema": {"a": object()}}, "json_schema"), ({"choices": [1]}, "choices"),
+    ):  # fmt: skip
+        with pytest.raises(DragomanError) as caught:
+            grammar(**options)
+        assert caught.value.metadata["param"] == param
+
+
 def test_unset_is_not_zero() -> None:
     request = build(temperature=0, top_k=None)
     assert request.sampling.HasField("temperature")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,9 @@ class GenerateOptions(TypedDict, total=False):
     """Options of `generate`, `chat`, `complete` and `quote`. One that is left out, or None, means the model's default.
 
     Names and ranges are those of SamplingParameters and StopCriteria in generation_service.proto; `n` is num_choices,
-    `logprobs` is num_logprobs, `stop` is one stop string or several. `deadline` and `max_queue_wait` are in seconds.
+    `logprobs` is num_logprobs, `stop` is one stop string or several.
+    The output has one form at most: `json_schema` (a schema or its text), `json_object`, `regex`, `choices` (one of these
+    texts) or `grammar` (a Lark grammar). `deadline` and `max_queue_wait` are in seconds.
     """
 
     model: str | None
@@ -46,8 +49,11 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
-    json_schema: str | None
+    json_schema: str | Mapping[str, Any] | None
+    json_object: bool | None
     regex: str | None
+    choices: Sequence[str] | None
+    grammar: str | None
     min_output_tokens: int | None
     stop_token_ids: Sequence[int] | None
     include_stop_string: bool | None
@@ -88,6 +94,13 @@ _STOP = {
     "stop_token_ids": "token_ids",
     "include_stop_string": "include_stop_string",
     "ignore_eos": "ignore_eos",
+}
+_FORMS = {
+    "json_schema": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choices": "choices",
+    "grammar": "lark",
 }
 _TEXT = ("add_special_tokens", "parse_special_tokens", "skip_special_tokens")
 
@@ -138,13 +151,29 @@ def build_generate(prompt: str | Sequence[int], given: Mapping[str, Any], model:
         if not isinstance(text, str) or not text:
             raise invalid("stop", f"{text!r} is not a text of at least one character")
         request.stop.strings.append(_utf8("stop", text))
-    if "json_schema" in given and "regex" in given:
-        raise invalid("regex", "json_schema and regex are both given; the output can have one form only")
-    for option in ("json_schema", "regex"):
-        if option in given:
-            _assign(request.sampling.grammar, option, option, given[option])
+    _add_form(request.sampling, given)
     request.cache_salt = given.get("cache_salt", "")
     return request
+
+
+def _add_form(sampling: pb.SamplingParameters, given: Mapping[str, Any]) -> None:
+    """Write the one form that the output must have, if any."""
+    forms = [option for option in _FORMS if option in given]
+    if len(forms) > 1:
+        raise invalid(forms[1], f"{forms[0]} and {forms[1]} are both given; the output can have one form only")
+    for option in forms:
+        value = given[option]
+        if option == "json_schema" and isinstance(value, Mapping):
+            try:
+                value = json.dumps(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise invalid(option, f"is not JSON: {error}") from None
+        if option == "choices":
+            if isinstance(value, str):
+                raise invalid(option, "is one text; give a list of texts")
+            _assign(sampling.grammar.choices, "texts", option, value)
+        else:
+            _assign(sampling.grammar, _FORMS[option], option, value)
 
 
 def build_acquire(
