@@ -177,9 +177,9 @@ class Cell:
 
     # What the invariants are read from.
 
-    def controller_metric(self, name: str) -> float:
-        """Sum of the samples of a metric of the controller."""
-        return metric_sum(self._controller_metrics, name)
+    def controller_metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples with these labels."""
+        return metric_sum(self._controller_metrics, name, **labels)
 
     def agent_metric(self, agent_id: str, name: str, **labels: str) -> float:
         """Sum of the samples with these labels."""
@@ -267,9 +267,10 @@ def metric_sum(address: str, name: str, **labels: str) -> float:
     """Sum of a metric's samples that have these labels, from a /metrics page."""
     total, seen = 0.0, False
     for family in text_string_to_metric_families(read_text(f"http://{address}/metrics")):
+        seen |= family.name == name.removesuffix("_total")  # a counter with labels shows nothing before its first event
         for sample in family.samples:
             if sample.name == name and labels.items() <= sample.labels.items():
-                total, seen = total + sample.value, True
+                total += sample.value
     if not seen:
         raise CellError(f"{address}/metrics has no {name}{labels}")
     return total

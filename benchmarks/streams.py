@@ -92,7 +92,9 @@ async def _events(reply: httpx.Response) -> AsyncIterator[dict[str, Any] | None]
 
 
 async def until_flowing(streams: list[Stream], num_tokens: int, seconds: float = 30.0) -> None:
-    """Until every stream has so many tokens. Raises TimeoutError."""
-    async with asyncio.timeout(seconds):
-        while not all(len(stream.token_ids) >= num_tokens or stream.error for stream in streams):
-            await asyncio.sleep(0.01)
+    """Until every stream has so many tokens or an error. Raises TimeoutError."""
+    for _ in range(int(seconds * 100)):
+        if all(len(stream.token_ids) >= num_tokens or stream.error for stream in streams):
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError(f"not every stream had {num_tokens} tokens after {seconds:g} s")

@@ -259,6 +259,8 @@ class Agent:
             if was_serving and not stepping:
                 logger.error("no engine step for %.1f s: not serving", self._engine.step_age)
             was_serving = stepping
+            if told := self._engine.let_go_when_wedged():
+                logger.error("the engine is wedged: %d requests were told to resume elsewhere", told)
             await self._update_health()
 
     async def _update_health(self) -> None:

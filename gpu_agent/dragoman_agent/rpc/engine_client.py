@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 Event = Opened | Delta | Finished | Failed | Embedded
 OnEnd = Callable[[Event, int], None]  # the terminal event, and the tokens of the longest choice
 STEP_AGE_LIMIT_SECONDS = 3.0
+WEDGED_SECONDS = 6.0  # as the controller declares a silent agent dead
 _BOTH_ENDS_SECONDS = 0.5
 
 
@@ -176,6 +177,24 @@ class EngineClient:
         if not live.cancelled:
             live.cancelled = True
             self._send(Cancel(request_id))
+
+    def let_go_when_wedged(self) -> int:
+        """After 6 s without a step, tell every caller to resume elsewhere; the number told.
+
+        The requests stay live, cancelled, until the engine wakes and frees them, or dies.
+        """
+        if self.ready is None or self._dead or self.step_age < WEDGED_SECONDS:
+            return 0
+        message = f"the engine has not finished a step for {self.step_age:.1f} s; resume on another agent"
+        told = 0
+        for request_id, entry in list(self.live.items()):
+            if entry.sink is not _NOWHERE:
+                sink = entry.sink
+                self.cancel(request_id, detach=True)
+                sink.deliver(Failed(request_id, int(error_pb2.ERROR_REASON_AGENT_LOST), message))
+                told += 1
+        self._end_of_batch()
+        return told
 
     def grant(self, request_id: str, until: int) -> None:
         """Let the engine send tokens below cursor `until`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 import sys
 from collections.abc import AsyncIterator
@@ -137,6 +138,27 @@ async def test_wedged_engine_does_not_serve(rig: Rig) -> None:
     rig.client._step_age_limit = 0.0
     await asyncio.sleep(0.01)
     assert not rig.client.is_serving
+
+
+async def test_wedged_engine_lets_its_callers_go_and_frees_them_when_it_wakes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = rig.submit("r", max_tokens=30_000, credit=1)
+    assert rig.client.let_go_when_wedged() == 0
+    monkeypatch.setattr("dragoman_agent.rpc.engine_client.WEDGED_SECONDS", 0.0)
+    os.kill(rig.client.pid, signal.SIGSTOP)
+    try:
+        assert rig.client.let_go_when_wedged() == 1
+        assert rig.client.let_go_when_wedged() == 0
+        last = sink.events[-1]
+        assert isinstance(last, Failed) and last.reason == error_pb2.ERROR_REASON_AGENT_LOST
+        assert "r" in rig.client.live
+        num_events = len(sink.events)
+    finally:
+        os.kill(rig.client.pid, signal.SIGCONT)
+    async with asyncio.timeout(5):
+        await rig.client.wait_idle()
+    assert isinstance(rig.ends[-1][0], Finished) and rig.ends[-1][0].cancelled and len(sink.events) == num_events
 
 
 async def test_gate_holds_the_last_word(rig: Rig) -> None:
