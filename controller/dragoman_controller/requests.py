@@ -103,6 +103,10 @@ def validate(request: AdmissionRequest, needs_id: bool = True) -> None:
     for name, value in (("request_id", request.request_id), ("tenant", request.tenant), ("model", request.model)):
         if len(value.encode()) > MAX_ID_BYTES:
             raise _invalid(name, f"{name} has {len(value.encode())} bytes, at most {MAX_ID_BYTES} are allowed")
+        if not value.isprintable():
+            raise _invalid(
+                name, f"{name} holds a character that cannot be printed, and it appears in logs: leave it out"
+            )
     if not request.model:
         raise _invalid("model", "model is empty: name the model to run")
     if request.prompt_tokens is None and not request.prompt_bytes:

@@ -85,6 +85,13 @@ def test_a_verb_imports_its_own_file_only() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_b01_a_terminal_that_lacks_a_character_is_no_error() -> None:
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "DRAGOMAN_MODEL": "modèle-🙂"}
+    done = subprocess.run([*COMMAND, "config", "show"], capture_output=True, text=True, timeout=30, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert "mod?le-?" in done.stdout
+
+
 @pytest.mark.parametrize("verb", ["up", "chat", "ps", "probe", "doctor", "models", "bench", "config", "version"])
 def test_every_verb_has_help(dragoman: Dragoman, verb: str) -> None:
     done = dragoman(verb, "--help")

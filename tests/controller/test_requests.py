@@ -16,6 +16,8 @@ from dragoman_controller.requests import DEFAULT_OUTPUT_TOKENS, Resume, validate
     [
         ({"request_id": ""}, "request_id"),
         ({"request_id": "x" * 129}, "request_id"),
+        ({"request_id": "a\nb"}, "request_id"),
+        ({"tenant": "a\x1b[2J"}, "tenant"),
         ({"tenant": "ü" * 65}, "tenant"),
         ({"model": ""}, "model"),
         ({"prompt_tokens": None}, "prompt_bytes"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,8 @@ def _stub() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and not an error
     try:
         build_app().main(args=args, prog_name="dragoman")
     except (KeyboardInterrupt, BrokenPipeError):

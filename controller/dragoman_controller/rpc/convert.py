@@ -19,7 +19,7 @@ _STATES = {int(state): state for state in AgentState}
 
 
 def admission_request(message: admission_service_pb2.AcquireTicketRequest) -> AdmissionRequest:
-    """The request of a message. Raises INVALID_REQUEST for a class this version does not know."""
+    """The request of a message. Raises INVALID_REQUEST for a class this version does not know, or a malformed duration."""
     priority = _PRIORITIES.get(message.priority)
     if priority is None:
         raise invalid("priority", f"priority is {message.priority}, must be one of the named classes")
@@ -38,10 +38,20 @@ def admission_request(message: admission_service_pb2.AcquireTicketRequest) -> Ad
         priority=priority,
         tenant=message.tenant,
         num_choices=message.num_choices or 1,
-        max_queue_wait_seconds=seconds_of(message.max_queue_wait) if message.HasField("max_queue_wait") else None,
-        deadline_seconds=seconds_of(message.deadline) if message.HasField("deadline") else None,
+        max_queue_wait_seconds=_seconds(message, "max_queue_wait"),
+        deadline_seconds=_seconds(message, "deadline"),
         resume=resume,
     )
+
+
+def _seconds(message: admission_service_pb2.AcquireTicketRequest, name: str) -> float | None:
+    """A duration field, None where unset. The agent refuses a malformed one too: no ticket must be spent on it."""
+    if not message.HasField(name):
+        return None
+    duration = getattr(message, name)
+    if abs(duration.nanos) > 999_999_999 or duration.seconds * duration.nanos < 0:
+        raise invalid(name, f"{name} is no valid duration: nanos must be within a second and of the sign of seconds")
+    return seconds_of(duration)
 
 
 def ticket_response(granted: Granted) -> admission_service_pb2.AcquireTicketResponse:

@@ -99,6 +99,18 @@ async def test_the_agents_verifier_takes_the_ticket_under_the_key_of_its_registr
             grpc.StatusCode.INVALID_ARGUMENT,
             "prompt_bytes",
         ),
+        (
+            {"deadline": duration_pb2.Duration(seconds=1, nanos=2_000_000_000)},
+            error_pb2.ERROR_REASON_INVALID_REQUEST,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "deadline",
+        ),
+        (
+            {"max_queue_wait": duration_pb2.Duration(seconds=5, nanos=-1)},
+            error_pb2.ERROR_REASON_INVALID_REQUEST,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "max_queue_wait",
+        ),
         ({"priority": 77}, error_pb2.ERROR_REASON_INVALID_REQUEST, grpc.StatusCode.INVALID_ARGUMENT, "priority"),
         ({"request_id": ""}, error_pb2.ERROR_REASON_INVALID_REQUEST, grpc.StatusCode.INVALID_ARGUMENT, "request_id"),
         (
