@@ -23,7 +23,7 @@ class CopyPlan:
 
     num_threads: int = min(12, os.cpu_count() or 1)
     num_buffers: int = 24
-    buffer_bytes: int = 16 << 20
+    buffer_bytes: int = 8 << 20
 
 
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
