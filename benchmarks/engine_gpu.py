@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import platform
 import random
 import statistics
 import time
@@ -114,6 +115,7 @@ def environment(index: int) -> dict[str, object]:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     clocks = [pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)]
     versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
+    versions["python"] = platform.python_version()
     return {"driver": pynvml.nvmlSystemGetDriverVersion(), "clocks_mhz": clocks, "versions": versions}
 
 

@@ -46,7 +46,7 @@ def records_of(body: dict[str, Any]) -> list[record.Record]:
             unit=UNITS[result["metric"]],
             samples=result["samples"],
             predicted=result.get("predicted"),
-            command=f"python benchmarks/engine_gpu.py {model}",
+            command=f"python benchmarks/{'load_gpu' if bench == 'load' else 'engine_gpu'}.py {model}",
             packages=(),
             versions=body["versions"],
             device=body["device"],
