@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import time
 from collections.abc import AsyncIterator
@@ -55,6 +56,18 @@ async def test_the_same_seed_gives_the_same_and_ids_equal_text(client: AsyncClie
     by_ids = await client.complete(await client.tokenize("hello"), max_output_tokens=8, seed=1)
     other = await client.complete("hallo", max_output_tokens=8, seed=1)
     assert first.token_ids == again.token_ids == by_ids.token_ids != other.token_ids
+
+
+async def test_forms_and_prompt_logprobs(client: AsyncClient) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    result = await client.complete("hello", json_schema={**schema, "additionalProperties": False}, prompt_logprobs=2)
+    assert (result.finish_reason, set(json.loads(result.text))) == ("stop", {"a"})
+    assert [entry.token_id for entry in result.prompt_logprobs] == list(b"ello")
+    assert all(entry.logprob <= 0 and len(entry.top) == 2 for entry in result.prompt_logprobs)
+    assert (await client.complete("hello", choices=["yes", "no"])).text in ("yes", "no")
+    with pytest.raises(DragomanError) as caught:
+        await client.complete("hello", regex="(")
+    assert (caught.value.reason_name, caught.value.metadata["param"]) == ("invalid_request", "sampling.grammar.regex")
 
 
 async def test_choices_stop_strings_and_logprobs(client: AsyncClient) -> None:

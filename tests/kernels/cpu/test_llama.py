@@ -125,9 +125,32 @@ def test_a_non_finite_value_is_not_rounded_away(random_model: Make, load: Make) 
     assert np.isnan(logits[0]).all()
 
 
+@pytest.mark.parametrize("activation", ["int8", "float32"])
+@pytest.mark.parametrize("name", ["gqa3-dim64-page64", "q8_0", "q4_1"])
+def test_the_head_over_any_rows_gives_the_logits_of_a_run(
+    name: str, activation: str, random_model: Make, load: Make
+) -> None:
+    options, page_size = SHAPES[name]
+    model = random_model(**options)
+    tokens = np.random.default_rng(6).integers(0, model.shape.vocab_size, 90).tolist()
+    settings: dict[str, Any] = {"page_size": page_size, "activation": activation, "max_num_seqs": 4}
+    alone = load(model, **settings).teacher_forced(0, tokens)
+    driver = load(model, **settings)
+    rows = np.arange(89, -1, -1, dtype=np.int32)
+    logits, hidden = driver.step.run(**driver.batch([(0, tokens)]), hidden_rows=rows)
+    assert hidden.shape == (1 + 90, model.shape.hidden_size)
+    np.testing.assert_array_equal(hidden[0], hidden[1])
+    assert driver.step.max_num_head_rows == 64
+    got = np.concatenate([driver.step.head(hidden[1:65]), driver.step.head(hidden[65:])])
+    np.testing.assert_array_equal(got[::-1], alone)
+    np.testing.assert_array_equal(got[0], logits[0])
+    with pytest.raises(ValueError, match="at most 64 rows"):
+        driver.step.head(hidden)
+
+
 def broken(driver: Any, array: str, index: Any, value: int) -> dict[str, np.ndarray]:
     driver.run([(0, [1, 2, 3]), (1, [4])])
-    arrays = driver.batch([(0, [5, 6]), (1, [7])])
+    arrays = {**driver.batch([(0, [5, 6]), (1, [7])]), "hidden_rows": np.zeros(1, np.int32)}
     arrays[array][index] = value
     return arrays
 
@@ -150,6 +173,7 @@ def broken(driver: Any, array: str, index: Any, value: int) -> dict[str, np.ndar
         ("block_tables", (1, 0), 0, r"block_tables\[1, 0\] is 0"),
         ("logit_seqs", 1, 2, r"logit_seqs\[1\] is 2"),
         ("hidden_seqs", 0, -1, r"hidden_seqs\[0\] is -1"),
+        ("hidden_rows", 0, 3, r"hidden_rows\[0\] is 3"),
     ],
 )
 def test_bad_numbers_are_refused_before_anything_is_written(
