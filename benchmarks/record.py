@@ -88,8 +88,8 @@ def _is_number(value: object) -> bool:
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Largest minus smallest sample, as a share of the median."""
-    return (max(samples) - min(samples)) / abs(statistics.median(samples))
+    """Largest minus smallest sample, as a share of the median; in the samples' unit where the median is 0, as of losses."""
+    return (max(samples) - min(samples)) / (abs(statistics.median(samples)) or 1.0)
 
 
 def make_record(
