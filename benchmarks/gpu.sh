@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
-#   benchmarks/gpu.sh OUT [checks|speed] [MODEL...]     raw results go to OUT/*.json; benchmarks/record_gpu.py records them
+#   benchmarks/gpu.sh OUT [checks|speed] [MODEL...]     raw results go to OUT/*.json; benchmarks.record_gpu records them
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?a folder for the raw results}
 group=${2:-checks}
 shift 2
 models=${*:-qwen3-0.6b llama-3.2-1b qwen3-8b}
-export PYTHONPATH="clients/python:clients/text:clients/cli:gpu_agent:kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="benchmarks:clients/python:clients/text:clients/cli:gpu_agent:kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 failed=0
 run() { echo "== $*"; timeout 280 "$@" || { echo "FAILED ($?): $*"; failed=1; }; }
 if [ "$group" = checks ]; then
@@ -16,6 +16,6 @@ if [ "$group" = checks ]; then
   [ -n "${EMBEDDED_MODEL:-}" ] && run python3 tests/gpu/check_engine.py "$EMBEDDED_MODEL"
   for model in $models; do run python3 tests/gpu/check_parity.py "$model"; done
 else
-  for model in $models; do run python3 benchmarks/engine_gpu.py "$model" --out "$out/$model.json"; done
+  for model in $models; do run python3 -m benchmarks.engine_gpu "$model" --out "$out/$model.json"; done
 fi
 exit $failed

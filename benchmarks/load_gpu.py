@@ -1,6 +1,6 @@
 """Loading from the page cache against the measured host-to-device rate, on a GPU.
 
-python benchmarks/load_gpu.py MODEL FOLDER [--out FILE]     writes a random model of that shape as safetensors to FOLDER
+python -m benchmarks.load_gpu MODEL FOLDER [--out FILE]     writes a random model of that shape as safetensors to FOLDER
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+from engine_gpu import environment
 from safetensors.torch import save_file
 
 from dragoman_agent.device.cuda_weights import CopyPlan, load_weights
@@ -103,7 +104,11 @@ def main() -> None:
             "bench": "load", "case": options.model, "metric": "gb_per_second", "samples": samples[2:],
             "predicted": 0.8 * rate, "note": f"measured pinned host-to-device rate {rate:.1f} GB/s",
         }  # fmt: skip
-        options.out.write_text(json.dumps({"model": options.model, "results": [result]}))
+        body = {
+            "model": options.model, "device": profile.device.name, "results": [result],
+            **environment(profile.device.index),
+        }  # fmt: skip
+        options.out.write_text(json.dumps(body))
 
 
 if __name__ == "__main__":
