@@ -49,9 +49,7 @@ class Point(BaseModel):
 
 def test_parse_of_the_openai_client(hashed: Any) -> None:
     with openai.OpenAI(base_url=f"{hashed.url}/v1", api_key="none", max_retries=0) as client:
-        answer = client.chat.completions.parse(
-            model="null", messages=HI, response_format=Point, max_tokens=512
-        )
+        answer = client.chat.completions.parse(model="null", messages=HI, response_format=Point, max_tokens=512)
     parsed = answer.choices[0].message.parsed
     assert isinstance(parsed, Point)
 

@@ -216,9 +216,7 @@ def all_checks(device: torch.device, num_rows: int, *, with_triton: bool) -> Ite
     """Every check of one device."""
     draw = torch_draw(device)
     yield from distribution_checks(f"torch on {device.type}", draw, FILTERS)
-    yield from agreement_checks(
-        f"torch on {device.type}", draw, FILTERS, sparse_parts(num_rows, LARGE_VOCAB), num_rows
-    )
+    yield from agreement_checks(f"torch on {device.type}", draw, FILTERS, sparse_parts(num_rows, LARGE_VOCAB), num_rows)
     yield from logprob_checks(device)
     if not with_triton:
         return

@@ -36,7 +36,9 @@ def test_bad_words_are_not_written(lab: Any, start: Any, length: int) -> None:
     bound = tokens_of(lab().run(start("r", "hello", 60, bad_word_ids=[word])))
     assert not any(bound[i : i + length] == word for i in range(60))
     first = next(i for i in range(61 - length) if free[i : i + length] == word)
-    assert bound[: first + length - 1] == free[: first + length - 1], "nothing changes before the word would be complete"
+    assert bound[: first + length - 1] == free[: first + length - 1], (
+        "nothing changes before the word would be complete"
+    )
 
 
 def test_a_resumed_stream_knows_the_words_begun(lab: Any, start: Any) -> None:

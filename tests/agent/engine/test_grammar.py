@@ -113,9 +113,7 @@ def test_a_preempted_output_has_its_form(lab: Any, start: Any) -> None:
 def test_a_resumed_output_goes_on_where_it_was(lab: Any, start: Any, answers: Any, cut: int) -> None:
     command = start("r", "hello", 300, grammar=PERSON_SPEC, temperature=1.0, seed=4)
     whole = answers(e for e in lab().run(command) if not isinstance(e, Opened))["r", 0]
-    resumed = start(
-        "r", "hello", 300, grammar=PERSON_SPEC, temperature=1.0, seed=4, delivered=[whole.token_ids[:cut]]
-    )
+    resumed = start("r", "hello", 300, grammar=PERSON_SPEC, temperature=1.0, seed=4, delivered=[whole.token_ids[:cut]])
     rest = answers(e for e in lab().run(resumed) if not isinstance(e, Opened))["r", 0]
     assert rest.token_ids == whole.token_ids[cut:]
     assert rest.finish == "stop"
@@ -178,9 +176,7 @@ def test_a_bad_grammar_ends_its_own_request(lab: Any, start: Any, schema: dict[s
     here.assert_idle()
 
 
-def test_others_stream_while_a_grammar_compiles(
-    lab: Any, start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_stream_while_a_grammar_compiles(lab: Any, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compile that never ends: tokens of others come meanwhile, and after 2 s its own request is refused."""
     slow = GrammarCompiler._compile
 
@@ -273,5 +269,3 @@ def test_true_allows_any_json() -> None:
     form = wait(GrammarCompiler(TOKENIZER, 259), GrammarSpec("json_schema", "true")).start()
     form.take(list(b"[1]"))
     assert not form.failure
-
-

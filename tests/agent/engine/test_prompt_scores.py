@@ -81,7 +81,7 @@ def test_a_prompt_of_one_token_has_no_scores(lab: Any, start: Any) -> None:
 
 def test_rows_and_positions() -> None:
     scores = PromptScores(num_prompt=10, num_top=0)
-    assert scores.due(0, 4) == range(0, 4)
+    assert scores.due(0, 4) == range(4)
     assert scores.due(6, 4) == range(6, 9), "the last position predicts the first output token"
     scores.num_done = 5
     assert scores.due(3, 4) == range(5, 7)
