@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 STAGE = @tests/stage "$(1)" $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint format protos lock bench setup model clean compose-test
+.PHONY: help up test aot faults soak suites lint format protos lock bench setup model clean compose-test
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -24,6 +24,18 @@ up: setup model ## install, fetch the embedded model, and serve it on http://127
 test: setup model ## install what the tests need and run all of them; REQUIRE='promtool ...' makes a missing need fail
 	$(call STAGE,toolchains,$(BIN)/python tests/toolchains.py --require "$(REQUIRE)")
 	$(call STAGE,tests,env DRAGOMAN_REQUIRE="$(REQUIRE)" $(BIN)/python -m pytest $(PYTEST_ARGS))
+
+aot: setup ## compile every GPU kernel for sm_80 to sm_120 without a GPU and check it against its contract
+	$(call STAGE,aot,env -u TRITON_INTERPRET $(BIN)/python -m dragoman_kernels.triton.aot --jobs 2 gpu_agent/dragoman_agent/model/configs/*.json)
+
+faults: setup ## kill, freeze, flood and restart a real cell under load; RECORD=1 keeps the figures
+	$(call STAGE,faults,env DRAGOMAN_FAULTS=full $(BIN)/python -m pytest tests/faults -s $(if $(RECORD),--record) $(PYTEST_ARGS))
+
+soak: setup model ## mixed load for MINUTES (default 5) on each device there is: memory, descriptors, fragmentation, latency
+	$(call STAGE,soak,$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),5) $(if $(RECORD),--record))
+
+suites: setup ## public test suites against a live gateway
+	$(call STAGE,suites,$(BIN)/python tests/suites/run.py --uv "$(UV)")
 
 lint: setup ## ruff, mypy, buf
 	$(call STAGE,ruff,$(BIN)/ruff check .)
@@ -47,8 +59,8 @@ lock: ## resolve requirements.lock anew
 
 bench: setup model ## rerun the benchmarks that need no GPU; figures go to benchmarks/results
 	$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements-bench.lock
-	PYTHONPATH=benchmarks $(BIN)/python benchmarks/cpu_peer.py --record
-	for name in admission attach gateway_chunk; do PYTHONPATH=. $(BIN)/python -m benchmarks.$$name --save || exit 1; done
+	$(BIN)/dragoman bench cpu-peer --record
+	for name in admission attach gateway_chunk; do PYTHONPATH=. $(BIN)/python -m benchmarks.$$name --record || exit 1; done
 
 compose-test: setup ## check compose.yaml and the Dockerfiles as far as a machine without a Docker engine allows
 	$(BIN)/python -m pytest -q tests/test_compose.py

@@ -1,6 +1,6 @@
 """Admission decisions a second on one core: batches of 32 on one Admit stream, and unary AcquireTicket, over 256 agents.
 
-    python -m benchmarks.admission [--agents 256] [--batches 60] [--calls 600] [--rounds 5] [--save]
+    python -m benchmarks.admission [--agents 256] [--batches 60] [--calls 600] [--rounds 5] [--record]
 
 Starts a real controller. Agents register, beat at 5 Hz and report the outcome of each request with their next beat. What is
 counted is CPU time of the controller process, less what the beats alone cost it in as much wall time, read from the
@@ -175,13 +175,13 @@ async def measure(address: str, process: psutil.Process, options: argparse.Names
 
 
 def main() -> None:
-    """Measures, prints, and with --save records."""
+    """Measures, prints, and with --record records."""
     parser = argparse.ArgumentParser(description="admission decisions a second on one core")
     parser.add_argument("--agents", type=int, default=256)
     parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--calls", type=int, default=608)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="record in results/control.json")
+    parser.add_argument("--record", action="store_true", help="record in results/control.json")
     options = parser.parse_args()
     command = ["dragoman-controller", "--port", "0", "--metrics-port", "0", "--announce", "--log-level", "warning"]
     program = [sys.executable, "-P", "-c", "from dragoman_controller.main import main; main()", *command[1:]]
@@ -198,7 +198,7 @@ def main() -> None:
         print(
             f"{name} {cases[name]}: {statistics.median(samples):,.0f} decisions/s of one core ({len(samples)} rounds)"
         )
-    if options.save:
+    if options.record:
         records = [
             make_record(
                 bench=name,

@@ -1,6 +1,6 @@
 """CPU time the agent's rpc process spends on a token when one gateway attaches 64 streams.
 
-    python -m benchmarks.attach [--streams 64] [--tokens 400] [--rounds 5] [--save]
+    python -m benchmarks.attach [--streams 64] [--tokens 400] [--rounds 5] [--record]
 
 Starts a real agent on the null device with `--null-speed 1`, so that steps come as a model's would, and reads the CPU time of
 the rpc process and of the engine process from the operating system, before and after. The client grants credit as tokens
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="put the result into benchmarks/results/control.json")
+    parser.add_argument("--record", action="store_true", help="put the result into benchmarks/results/control.json")
     options = parser.parse_args()
     samples = measure(options.streams, options.tokens, options.rounds)
     for sample in samples:
@@ -117,7 +117,7 @@ def main() -> None:
     print(
         f"median: rpc {statistics.median(sample.rpc for sample in samples):.2f} us/token at {options.streams} streams"
     )
-    if options.save:
+    if options.record:
         engine = statistics.median(sample.engine for sample in samples)
         record = make_record(
             bench="attach",
@@ -127,7 +127,7 @@ def main() -> None:
             samples=[sample.rpc for sample in samples],
             predicted=PREDICTED_MICROSECONDS,
             packages=("grpcio", "protobuf", "uvloop", "msgpack"),
-            command=f"python -m benchmarks.attach --streams {options.streams} --save",
+            command=f"python -m benchmarks.attach --streams {options.streams} --record",
             note=f"rpc process alone, credits included; the engine process on the null device takes {engine:.1f} us more",
         )
         print(f"saved to {save('control', [record])}")

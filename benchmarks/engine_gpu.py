@@ -1,6 +1,6 @@
 """Decode, the 256-request benchmark and prefill of one model on a GPU, through the engine core in this process.
 
-python benchmarks/engine_gpu.py MODEL [--benches decode,nano,prefill] [--out FILE]
+python -m benchmarks.engine_gpu MODEL [--benches decode,nano,prefill] [--out FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CPU time the gateway spends on one streamed chunk, against a bare uvicorn server that sends the same bytes.
 
-    python -m benchmarks.gateway_chunk [--streams 64] [--tokens 400] [--rounds 5] [--save]
+    python -m benchmarks.gateway_chunk [--streams 64] [--tokens 400] [--rounds 5] [--record]
 
 Starts a real controller, agent (null device, `--null-speed 1`) and gateway, and beside them an ASGI application of ten lines
 on the same uvicorn, httptools and uvloop, that sends as many chunks of the same size, one write each. The CPU time of each
@@ -147,19 +147,19 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="put the result into benchmarks/results/gateway.json")
+    parser.add_argument("--record", action="store_true", help="put the result into benchmarks/results/gateway.json")
     options = parser.parse_args()
     ours, theirs = run(options.streams, options.tokens, options.rounds)
     for mine, bare in zip(ours, theirs, strict=True):
         print(f"gateway {mine:6.1f} us/chunk   bare uvicorn {bare:6.1f} us/chunk   ratio {mine / bare:.2f}")
     ratios = [mine / bare for mine, bare in zip(ours, theirs, strict=True)]
     print(f"median ratio {statistics.median(ratios):.2f}")
-    if options.save:
+    if options.record:
         common = {
             "bench": "gateway_chunk",
             "case": str(options.streams),
             "packages": ("uvicorn", "httptools", "uvloop", "orjson", "grpcio"),
-            "command": f"python -m benchmarks.gateway_chunk --streams {options.streams} --save",
+            "command": f"python -m benchmarks.gateway_chunk --streams {options.streams} --record",
         }
         note = "the gateway process alone; the bare server sends 230-byte chunks, one write each"
         records = [

@@ -1,6 +1,6 @@
 """Times the attention kernels on a GPU over their launch choices: a graph over several layers' caches, cold in L2.
 
-python benchmarks/kernels_gpu.py [--quick]
+python -m benchmarks.kernels_gpu [--quick]
 """
 
 from __future__ import annotations

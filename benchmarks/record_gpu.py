@@ -1,4 +1,4 @@
-"""Records what `benchmarks/gpu.sh OUT speed` measured: python benchmarks/record_gpu.py OUT/*.json"""
+"""Records what `benchmarks/gpu.sh OUT speed` measured: python -m benchmarks.record_gpu OUT/*.json"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import record
+from benchmarks import record
 
 # vLLM 0.26.0 on the same kind of card; the anchors' method is `decode` and `nano` of engine_gpu.py.
 PEER = {

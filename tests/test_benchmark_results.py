@@ -39,7 +39,7 @@ def good() -> dict[str, Any]:
         "date": "2026-12-01",
         "device": "a CPU",
         "versions": {"numpy": "2.3.5"},
-        "command": "python benchmarks/cpu_peer.py",
+        "command": "dragoman bench cpu-peer --record",
     }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from dragoman_agent.device.base import Float32Array, LoadProgress, ProgressFn, StepBatch
 from dragoman_agent.device.cpu_road import NATIVE_INT8
+from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.quant import dequantise
 from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
@@ -20,24 +21,9 @@ class NativeRoad:
 
     def __init__(self, model: ModelSource, plan: Plan, cache_dir: Path, progress: ProgressFn) -> None:
         """Raises KernelBuildError, MemoryError or ValueError."""
-        config = model.config
-        frequencies, attention_factor = rope_frequencies(config)
-        shape = LlamaShape(
-            num_layers=config.num_layers,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            vocab_size=config.vocab_size,
-            max_context_tokens=plan.max_context_tokens,
-            rms_norm_eps=config.rms_norm_eps,
-            inverse_frequencies=frequencies,
-            rope_attention_factor=attention_factor,
-        )
         self._step = LlamaStep(
-            shape,
-            _read_weights(model, progress),
+            llama_shape(model.config, plan.max_context_tokens),
+            read_weights(model, progress),
             num_blocks=plan.num_blocks,
             page_size=plan.page_size,
             num_threads=plan.num_threads,
@@ -72,7 +58,26 @@ class NativeRoad:
         self._step.close()
 
 
-def _read_weights(model: ModelSource, progress: ProgressFn) -> dict[str, QuantTensor | Float32Array]:
+def llama_shape(config: ModelConfig, max_context_tokens: int) -> LlamaShape:
+    """What the compiled step needs to know of a model."""
+    frequencies, attention_factor = rope_frequencies(config)
+    return LlamaShape(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        max_context_tokens=max_context_tokens,
+        rms_norm_eps=config.rms_norm_eps,
+        inverse_frequencies=frequencies,
+        rope_attention_factor=attention_factor,
+    )
+
+
+def read_weights(model: ModelSource, progress: ProgressFn) -> dict[str, QuantTensor | Float32Array]:
+    """The model's tensors by canonical name: matrices as stored where there is a kernel for that, else in float32."""
     weights: dict[str, QuantTensor | Float32Array] = {}
     done = 0
     for name in model.tensor_names():

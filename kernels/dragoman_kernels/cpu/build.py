@@ -82,11 +82,6 @@ def cpu_flags() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def default_cache_dir() -> Path:
-    """Where builds go unless the caller says otherwise."""
-    return Path.home() / ".cache" / "dragoman"
-
-
 def describe(compiler: str | None = None, march: str = "native") -> BuildSpec:
     """The build this machine would make. Raises KernelBuildError when there is no compiler."""
     reason = available(compiler)
@@ -103,7 +98,7 @@ def describe(compiler: str | None = None, march: str = "native") -> BuildSpec:
     return BuildSpec(path, version.stdout, flags, cpu_flags())
 
 
-def build(cache_dir: Path | None = None, *, compiler: str | None = None, march: str = "native") -> Path:
+def build(cache_dir: Path, *, compiler: str | None = None, march: str = "native") -> Path:
     """Path of the compiled library, compiling it (about 5 s) when the cache has none for this content.
 
     `cache_dir` is Dragoman's cache folder; builds lie in its `kernels`. Safe to call from several processes: each
@@ -111,7 +106,7 @@ def build(cache_dir: Path | None = None, *, compiler: str | None = None, march: 
     """
     spec = describe(compiler, march)
     sources = read_sources()
-    root = (cache_dir if cache_dir is not None else default_cache_dir()) / "kernels"
+    root = cache_dir / "kernels"
     target = root / f"cpu-{spec.key(sources)}"
     if not (target / LIBRARY).is_file():
         try:

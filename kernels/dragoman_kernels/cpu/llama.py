@@ -110,7 +110,7 @@ class LlamaStep:
         activation: Activation,
         max_batch_tokens: int,
         max_num_seqs: int,
-        cache_dir: Path | None = None,
+        cache_dir: Path,
         compiler: str | None = None,
         march: str = "native",
     ) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from tests.kernels.cpu.gguf_weights import read_gguf
 from tests.needs import skip_without
 
 from dragoman_kernels.cpu.build import available
-from dragoman_kernels.cpu.gguf_weights import read_gguf
 from dragoman_kernels.cpu.llama import LlamaShape, LlamaStep
 from dragoman_kernels.tensor import QuantTensor
 

@@ -1,10 +1,11 @@
-"""Reads a Llama-family GGUF file into the step's weights with the `gguf` library, for benchmarks and tests."""
+"""Reads a Llama-family GGUF file into the step's weights with the `gguf` library: a reader that is not our own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +30,6 @@ Weights = dict[str, QuantTensor | npt.NDArray[np.float32]]
 
 def read_gguf(path: Path) -> tuple[LlamaShape, Weights]:
     """Shape and weights of a `llama` GGUF without rope scaling. Raises ValueError naming what it cannot read."""
-    import gguf
-
     reader = gguf.GGUFReader(path)
 
     def value(key: str, default: Any = None) -> Any:

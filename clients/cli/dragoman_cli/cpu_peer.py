@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dragoman_kernels.cpu.gguf_weights import read_gguf
+from dragoman_agent.device.cpu_native import llama_shape, read_weights
+from dragoman_agent.model.errors import ModelFileError
+from dragoman_agent.model.source import open_model
+from dragoman_kernels.cpu.build import KernelBuildError
 from dragoman_kernels.cpu.llama import Activation, LlamaStep
 
 PAGE_SIZE = 64
@@ -36,11 +41,6 @@ class CaseResult:
     peer: tuple[float, ...]
     ratios: tuple[float, ...]
 
-    @property
-    def ratio(self) -> float:
-        """Median over rounds."""
-        return statistics.median(self.ratios)
-
 
 def alternate(case: str, ours: Run, peer: Run, rounds: int) -> CaseResult:
     """Peer, ours, peer, ours, ..., peer: each round's ratio is to the mean of the peer runs on both sides of it."""
@@ -58,15 +58,16 @@ def alternate(case: str, ours: Run, peer: Run, rounds: int) -> CaseResult:
 class OurEngine:
     """LlamaStep with the bookkeeping a scheduler would do: pages handed out in order, greedy choice of the next token."""
 
-    def __init__(
-        self, model: Path, num_threads: int, activation: Activation, march: str, cache_dir: Path | None
-    ) -> None:
-        shape, weights = read_gguf(model)
+    def __init__(self, model: Path, num_threads: int, activation: Activation, march: str, cache_dir: Path) -> None:
+        """Raises ModelFileError, KernelBuildError, ValueError or MemoryError."""
+        source = open_model(str(model), cache_dir)
+        source.check()
+        shape = llama_shape(source.config, PREFILL_TOKENS + DECODE_TOKENS)
         self.blocks_each = -(-(PREFILL_TOKENS + DECODE_TOKENS) // PAGE_SIZE)
         self.vocab_size = shape.vocab_size
         self.step = LlamaStep(
             shape,
-            weights,
+            read_weights(source, lambda _: None),
             num_blocks=1 + BATCH * self.blocks_each,
             page_size=PAGE_SIZE,
             num_threads=num_threads,
@@ -164,24 +165,35 @@ class LlamaCpp:
         return self._timings(prompt, 1)["prompt_per_second"]
 
 
-def measure(ours: OurEngine, peer: LlamaCpp, rounds: int) -> list[CaseResult]:
-    """The three cases of `cpu_peer`."""
+def measure(ours: OurEngine, peer: LlamaCpp, rounds: int) -> Iterator[CaseResult]:
+    """The three cases of `cpu_peer`, each when it is done."""
     rng = np.random.default_rng(0)
     prompts = rng.integers(100, ours.vocab_size, (BATCH, PROMPT_TOKENS)).tolist()
     long = rng.integers(100, ours.vocab_size, PREFILL_TOKENS).tolist()
-    return [
-        alternate("decode-b1", lambda: ours.decode(prompts[:1]), lambda: peer.decode(prompts[:1]), rounds),
-        alternate("decode-b8", lambda: ours.decode(prompts), lambda: peer.decode(prompts), rounds),
-        alternate("prefill", lambda: ours.prefill(long), lambda: peer.prefill(long), rounds),
-    ]
+    yield alternate("decode-b1", lambda: ours.decode(prompts[:1]), lambda: peer.decode(prompts[:1]), rounds)
+    yield alternate("decode-b8", lambda: ours.decode(prompts), lambda: peer.decode(prompts), rounds)
+    yield alternate("prefill", lambda: ours.prefill(long), lambda: peer.prefill(long), rounds)
 
 
-def format_table(results: Sequence[CaseResult]) -> str:
-    """One line a case: median speeds and the ratio with its range."""
-    lines = [f"{'case':<12}{'ours tok/s':>12}{'llama.cpp':>12}{'ratio':>8}   range"]
-    for r in results:
-        span = f"{min(r.ratios):.2f} .. {max(r.ratios):.2f}"
-        lines.append(
-            f"{r.case:<12}{statistics.median(r.ours):>12.1f}{statistics.median(r.peer):>12.1f}{r.ratio:>8.2f}   {span}"
-        )
-    return "\n".join(lines)
+def main(arguments: Sequence[str]) -> int:
+    """Measures in this process, which the command bounds in time; prints one JSON object a line.
+
+    Arguments: the model file, threads, activation, instruction set, rounds, cache folder.
+    """
+    model, threads, activation, march, rounds, cache_dir = arguments
+    chosen: Activation = "int8" if activation == "int8" else "float32"
+    try:
+        ours = OurEngine(Path(model), int(threads), chosen, march, Path(cache_dir))
+        peer = LlamaCpp(Path(model), int(threads))
+        about = {"instruction_set": ours.step.instruction_set, "peer": peer.version, "system": peer.system}
+        print(json.dumps(about), flush=True)
+        for result in measure(ours, peer, int(rounds)):
+            print(json.dumps(asdict(result)), flush=True)
+    except (ModelFileError, KernelBuildError, ValueError, MemoryError, RuntimeError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
