@@ -57,6 +57,7 @@ class Agent:
         self._model = served_model(prepared.source, settings.served_model_name, prepared.max_context_tokens)
         self._pal = prepared.pal
         self._engine_process = prepared.engine
+        self._defaults = prepared.source.generation.in_words()
         self._num_parameters = prepared.source.config.num_parameters
         plan = prepared.pal.plan
         self.agent_id = settings.resolved_agent_id(plan.device_kind)
@@ -185,6 +186,7 @@ class Agent:
             "max_context_tokens": self._model.limits.max_context_tokens,
             "kv_tokens": (plan.num_blocks - 1) * plan.page_size,
             "max_num_seqs": plan.max_num_seqs,
+            "sampling_defaults": self._defaults,
             "grpc": self._grpc_address,
         }
 

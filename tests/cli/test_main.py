@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -119,6 +120,13 @@ def test_mistakes_on_the_command_line(dragoman: Dragoman, arguments: tuple[str, 
 def test_no_controller(dragoman: Dragoman, verb: tuple[str, ...]) -> None:
     done = dragoman(*verb, "--controller", "127.0.0.1:1")
     assert_error(done, "cannot reach the controller at 127.0.0.1:1", "connection refused", "dragoman up")
+
+
+@pytest.mark.parametrize("said", ["", "  "])
+def test_nothing_to_say(dragoman: Dragoman, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    assert_error(dragoman("chat", said, "--controller", "127.0.0.1:1"), "there is nothing to say", 'dragoman chat "')
+    monkeypatch.setattr("sys.stdin", io.StringIO(said))
+    assert_error(dragoman("chat", "--controller", "127.0.0.1:1"), "there is nothing to say")
 
 
 def test_a_traceback_only_when_asked_for(dragoman: Dragoman) -> None:

@@ -123,7 +123,16 @@ def test_from_start_to_a_curl_to_ctrl_c(up) -> None:
     run.wait_for("Ctrl-C stops everything.", 60)
     family = run.family()
     assert len(family) == 5, "up, controller, agent, its engine, gateway"
-    for part in ("Dragoman is ready", "null device", "context", "KV cache", "first token", "ready in", "/metrics"):
+    for part in (
+        "Dragoman is ready",
+        "null device",
+        "context",
+        "KV cache",
+        "first token",
+        "ready in",
+        "/metrics",
+        "defaults",
+    ):
         assert part in run.out
     assert "device   null device (null):" in run.err
     assert "warming up" in run.err, "plain lines where there is no terminal"
@@ -188,10 +197,14 @@ def test_json_summary_config_file_and_sigterm(up, tmp_path: Path) -> None:
 def check_other_verbs(controller: str) -> None:
     """`ps` and `chat` against what is up: one start serves them all."""
 
+    said_aside = ""
+
     def dragoman(*arguments: str, text: str = "") -> str:
+        nonlocal said_aside
         command = [sys.executable, "-P", "-m", "dragoman_cli.main", *arguments, "--controller", controller]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
+        said_aside = done.stderr
         return done.stdout
 
     (row,) = json.loads(dragoman("ps", "--json"))
@@ -200,6 +213,9 @@ def check_other_verbs(controller: str) -> None:
     assert row["agent_id"] in dragoman("ps")
     said = dragoman("chat", "hello", "--max-tokens", "5", "--temperature", "0")
     assert said.strip()
+    assert said_aside == "[cut at 5 tokens, --max-tokens for more]\n"
+    dragoman("chat", "hello")
+    assert said_aside == "[cut at 512 tokens, --max-tokens for more]\n"
     assert dragoman("chat", "--max-tokens", "5", "--temperature", "0", text="hello\n") == said
     check_conversation(controller)
 

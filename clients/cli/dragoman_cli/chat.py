@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman_cli.failure import report
+from dragoman_cli.failure import Failure, report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+# A small model may never end by itself, and nobody reads more than this by accident.
+DEFAULT_MAX_TOKENS = 512
 _HELP = "/new starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
@@ -19,8 +21,8 @@ def chat(
     message: Annotated[list[str] | None, typer.Argument(help="What to say; without it, a conversation begins.")] = None,
     model: str | None = typer.Option(None, "--model", help="The model; may be left out when one is served."),
     system: str | None = typer.Option(None, "--system", help="The system message."),
-    max_tokens: int | None = typer.Option(None, "--max-tokens", min=1, help="Most tokens in an answer."),
-    temperature: float | None = typer.Option(None, "--temperature", help="0 is greedy."),
+    max_tokens: int = typer.Option(DEFAULT_MAX_TOKENS, "--max-tokens", min=1, help="Most tokens in an answer."),
+    temperature: float | None = typer.Option(None, "--temperature", help="0 is greedy; default is the model's own."),
     seed: int | None = typer.Option(None, "--seed", help="Makes sampling repeatable."),
     stats: bool = typer.Option(False, "--stats", help="Say after each answer how quick it was."),
     controller: str = typer.Option(
@@ -37,10 +39,12 @@ def chat(
     opening = [{"role": "system", "content": system}] if system else []
     text = " ".join(message) if message else None
     if text is None and not sys.stdin.isatty():
-        text = sys.stdin.read().strip()
+        text = sys.stdin.read()
+    if text is not None and not text.strip():
+        raise Failure("there is nothing to say", "the message is empty", 'give one, as in: dragoman chat "hello"')
     with Client(controller, agent=agent) as client:
         if text is not None:
-            answer(client, [*opening, {"role": "user", "content": text}], options, stats)
+            answer(client, [*opening, {"role": "user", "content": text.strip()}], options, stats)
         else:
             converse(client, opening, options, stats)
 
@@ -56,8 +60,11 @@ def answer(client: Any, messages: list[dict[str, str]], options: dict[str, Any],
     finally:
         print(flush=True)
         stream.close()
+    result = stream.result()
+    if result.finish_reason == "length":
+        print(_cut(result.usage.output_tokens, options["max_output_tokens"]), file=sys.stderr)
     if stats:
-        print(_stats(stream.result()), file=sys.stderr)
+        print(_stats(result), file=sys.stderr)
     return "".join(parts)
 
 
@@ -96,6 +103,12 @@ def converse(client: Any, opening: list[dict[str, str]], options: dict[str, Any]
         except DragomanError as error:
             messages.pop()
             report(error)
+
+
+def _cut(output_tokens: int, max_tokens: int) -> str:
+    if output_tokens >= max_tokens:
+        return f"[cut at {max_tokens} tokens, --max-tokens for more]"
+    return f"[cut after {output_tokens} tokens: the model's context is full]"
 
 
 def _stats(result: Any) -> str:

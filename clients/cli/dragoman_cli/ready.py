@@ -33,6 +33,7 @@ class Summary:
     max_context_tokens: int
     num_kv_tokens: int
     max_num_seqs: int
+    sampling_defaults: str
     http_url: str
     controller: str
     agent: str

