@@ -20,6 +20,7 @@ from dragoman_agent.config import AgentSettings
 from dragoman_agent.engine.messages import Progress, Ready, Step
 from dragoman_agent.kv_journal import KvJournal
 from dragoman_agent.metrics import AgentMetrics, MetricsServer
+from dragoman_agent.pal.observed import Observations
 from dragoman_agent.registration import AgentPart, Membership
 from dragoman_agent.rpc.acceptance import Acceptance
 from dragoman_agent.rpc.embedding import EmbeddingServicer
@@ -71,6 +72,9 @@ class Agent:
         self._metrics = AgentMetrics(
             device_kind=plan.device_kind, waiting_by_class=lambda: self._gate.waiting_by_class()
         )
+        self._observations = Observations(plan, prepared.pal.log, self._metrics.take_decision)
+        for decision in prepared.pal.log.all():
+            self._metrics.take_decision(decision)
         self._step_clock = StepClock(plan.step_model.decode_step_seconds(1, plan.max_context_tokens / 2))
         self._gate = Gate(
             self._engine,
@@ -147,6 +151,7 @@ class Agent:
         """The first step has run: register and take requests."""
         if self._gate.phase is Phase.LOADING:
             self._gate.phase = Phase.SERVING
+        self._observations.loaded(ready.info)
         self._membership = Membership(self._settings.controllers, self._agent_part())
         self._gate.on_outcome = self._membership.report
         self._membership.start()
@@ -167,6 +172,7 @@ class Agent:
 
     def _take_step(self, step: Step) -> None:
         self._metrics.take_step(step, self._engine.num_tokens_of_step)
+        self._observations.take_step(step.load, step.step_seconds)
         if step.step_seconds:
             self._step_clock.add(step.step_seconds + step.host_seconds)
         if step.stored_hashes or step.removed_hashes:

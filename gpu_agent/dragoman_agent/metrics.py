@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 import dragoman
 from dragoman.errors import reason_name
 from dragoman_agent.engine.messages import Failed, Finished, Load, Step
+from dragoman_agent.pal.decisions import Decision
 
 # Buckets of the OpenTelemetry semantic conventions for generative AI, in seconds.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -58,6 +59,12 @@ class AgentMetrics:
         self.tickets = Counter("dragoman_tickets", "Tickets shown, by result.", ["result"], registry=registry)
         self.resumes = Counter("dragoman_resumes", "Streams to continue, by result.", ["result"], registry=registry)
         self.hints = Counter("dragoman_hints", "Prefetch hints, by outcome.", ["outcome"], registry=registry)
+        self._predicted = Gauge(
+            "dragoman_decision_predicted", "What a decision predicted.", ["subject", "unit"], registry=registry
+        )
+        self._measured = Gauge(
+            "dragoman_decision_measured", "What was then measured.", ["subject", "unit"], registry=registry
+        )
         build = Gauge(
             "dragoman_build_info", "Version of this process.", ["version", "python", "device"], registry=registry
         )
@@ -83,6 +90,12 @@ class AgentMetrics:
         self._kv_free.set(load.free_blocks)
         self._kv_cached.set(load.cached_blocks)
         self._kv_total.set(load.total_blocks)
+
+    def take_decision(self, decision: Decision) -> None:
+        """A decision with a prediction, or completed by what was measured."""
+        for gauge, value in ((self._predicted, decision.predicted), (self._measured, decision.measured)):
+            if value is not None:
+                gauge.labels(decision.subject, decision.unit).set(value)
 
     def request_finished(self, event: Finished, *, longest_choice_tokens: int) -> None:
         """An accepted request came to its end or was cancelled."""

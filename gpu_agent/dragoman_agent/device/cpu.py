@@ -87,6 +87,7 @@ class CpuDevice:
             road, name, note = self._open_road(model, plan, progress)
         except (ValueError, MemoryError, RuntimeError) as error:
             raise DeviceError(f"The model {model.name} cannot be loaded on the CPU: {error}") from error
+        seconds = max(time.monotonic() - started, 1e-9)
         progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
         work = _Work(road, HostSampler(model.config.vocab_size))
         try:
@@ -100,6 +101,7 @@ class CpuDevice:
             "road_detail": road.detail,
             "weight_bytes": model.total_bytes,
             "load_seconds": time.monotonic() - started,
+            "weights_gb_per_second": round(model.total_bytes / seconds / 1e9, 2),
         }
         if note:
             self.info["road_note"] = note

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.plan import Plan
-from dragoman_agent.pal.planner import Limits, plan_cpu
+from dragoman_agent.pal.planner import Limits, plan_cpu, profile_input
 from dragoman_agent.pal.planner_cuda import plan_cuda
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
@@ -46,18 +46,56 @@ def start_on_device(model: ModelSource, requested: str, dtype: str, limits: Limi
         plan, decisions = plan_cuda(profile, model.config, limits)
     else:
         plan, decisions = plan_cpu(profile, model.config, choose_cpu_road(model, dtype, cache_dir), limits)
-    for decision in decisions:
+    for decision in (*decisions, _load_decision(profile, plan), _prefill_decision(plan)):
         log.record(decision)
     view = HardwareView(profile, selection, plan, log)
     return PalResult(plan, view, log, chosen.device.facts.name, chosen.reason)
 
 
 def start_on_null(plan: Plan) -> PalResult:
-    """The null device has nothing to measure: its plan is given."""
+    """The null device has nothing to measure: its plan is given, and each decision says so."""
     facts = DeviceFacts("null", 0, "null device", "none", 0, "null")
     profile = Profile("null", facts, fingerprint(["null"]), now())
     log = DecisionLog()
     log.record(
         Decision("device", facts.name, "--device null was asked for: it computes nothing and keeps every contract")
     )
+    for decision in (*_null_decisions(plan), _prefill_decision(plan)):
+        log.record(decision)
     return PalResult(plan, HardwareView(profile, None, plan, log), log, facts.name, "--device null was asked for")
+
+
+def _null_decisions(plan: Plan) -> list[Decision]:
+    given = "the null device's own or asked for; nothing was measured"
+    step_seconds = plan.step_model.decode_step_seconds(1, 64)
+    return [
+        Decision("road", plan.road, "the null device computes nothing"),
+        Decision("page-size", str(plan.page_size), given, unit="tokens"),
+        Decision("max-context", str(plan.max_context_tokens), given, unit="tokens"),
+        Decision("step-tokens", str(plan.max_batch_tokens), given, unit="tokens"),
+        Decision("max-seqs", str(plan.max_num_seqs), given),
+        Decision("kv-blocks", str(plan.num_blocks), given, predicted=_memory(plan, "kv blocks"), unit="bytes"),
+        Decision("step-model", f"{1e3 * step_seconds:.2f} ms a token alone", given, predicted=step_seconds, unit="s"),
+    ]
+
+
+def _load_decision(profile: Profile, plan: Plan) -> Decision:
+    """How weights come in, with the rate that the slowest measured part allows; a cold file can be slower still."""
+    weight_bytes = _memory(plan, "weights")
+    chosen = f"{weight_bytes / 1e9:.2f} GB, each tensor read once"
+    if "link.h2d_pinned" in profile.values:
+        name, share, reason = "link.h2d_pinned", 0.8, "through pinned buffers; four fifths of the link's rate"
+    else:
+        name, share, reason = "memory.read_bandwidth", 0.5, "read and written once in memory"
+    predicted = share * profile.number(name)
+    return Decision("load", chosen, reason, inputs=(profile_input(profile, name),), predicted=predicted, unit="bytes/s")
+
+
+def _prefill_decision(plan: Plan) -> Decision:
+    rate = plan.step_model.prefill_tokens_per_second
+    reason = "the step model's rate for whole chunks of a prompt"
+    return Decision("prefill-rate", f"{rate:,.0f} tokens/s", reason, predicted=rate, unit="tokens/s")
+
+
+def _memory(plan: Plan, name: str) -> float:
+    return float(next(line.size_bytes for line in plan.memory if line.name == name))

@@ -54,8 +54,10 @@ class HardwareView:
         by_subject = {decision.subject: decision.decision_id for decision in self._log.all()}
         message = hardware_pb2.Plan(digest=plan.digest(), model=plan.model_name, step_model=plan.step_model.to_proto())
         for name, subject, unit in _PLAN_FIELDS:
+            if subject not in by_subject:  # a device that has no such choice
+                continue
             value = getattr(plan, name)
-            entry = message.fields.add(name=name, unit=unit, decision_id=by_subject.get(subject, ""))
+            entry = message.fields.add(name=name, unit=unit, decision_id=by_subject[subject])
             if isinstance(value, str):
                 entry.text = value
             else:
@@ -90,7 +92,6 @@ _PLAN_FIELDS = (
     ("max_context_tokens", "max-context", "tokens"),
     ("max_batch_tokens", "step-tokens", "tokens"),
     ("max_num_seqs", "max-seqs", ""),
-    ("max_num_waiting", "max-waiting", ""),
     ("num_threads", "threads", ""),
     ("road", "road", ""),
     ("kv_dtype", "road", ""),

@@ -1,0 +1,90 @@
+"""Predictions get the measured value beside them, in their own unit, and not more often than once a second."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from dragoman_agent.device.null_model import default_null_plan, open_null_model
+from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.observed import Observations
+from dragoman_agent.pal.startup import PalResult, start_on_null
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def pal() -> PalResult:
+    return start_on_null(default_null_plan(open_null_model("null")))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def load(decode: int = 0, prefill: int = 0, context: int = 64) -> SimpleNamespace:
+    return SimpleNamespace(
+        decode_tokens=decode, prefill_tokens=prefill, running_context_tokens=context, total_blocks=8191
+    )
+
+
+def of(pal: PalResult, subject: str) -> Decision:
+    return next(decision for decision in pal.log.all() if decision.subject == subject)
+
+
+def test_decode_is_measured_at_its_own_context_and_told_in_the_decisions_terms(pal: PalResult, clock: Clock) -> None:
+    observed = Observations(pal.plan, pal.log, clock=clock)
+    for context in (10, 5000, 20_000, 30_000):
+        observed.take_step(load(decode=1, context=context), 3 * pal.plan.step_model.decode_step_seconds(1, context))
+    decision = of(pal, "step-model")
+    assert decision.predicted is not None
+    assert decision.measured == pytest.approx(3 * decision.predicted)
+
+
+def test_steps_that_say_nothing_about_one_stream_or_a_full_chunk_do_not_count(pal: PalResult, clock: Clock) -> None:
+    observed = Observations(pal.plan, pal.log, clock=clock)
+    for step in (load(decode=2), load(decode=1, prefill=64), load(prefill=5)):
+        for _ in range(8):
+            observed.take_step(step, 1.0)
+            clock.now += 1
+    assert of(pal, "step-model").measured is None
+    assert of(pal, "prefill-rate").measured is None
+
+
+def test_prefill_is_a_median_rate(pal: PalResult, clock: Clock) -> None:
+    observed = Observations(pal.plan, pal.log, clock=clock)
+    for seconds in (0.01, 0.02, 5.0):
+        clock.now += 1
+        observed.take_step(load(prefill=1000), seconds)
+    assert of(pal, "prefill-rate").measured == pytest.approx(50_000)
+
+
+def test_blocks_and_weights_are_taken_over_once(pal: PalResult, clock: Clock) -> None:
+    told: list[Decision] = []
+    pal.log.record(Decision("load", "1 GB", "because", predicted=1e9, unit="bytes/s"))
+    observed = Observations(pal.plan, pal.log, told.append, clock)
+    observed.loaded({"weights_gb_per_second": 2.5})
+    for _ in range(3):
+        observed.take_step(load(), 0.0)
+    assert [(d.subject, d.measured) for d in told] == [("load", 2.5e9), ("kv-blocks", 8192 * 64 * 12)]
+
+
+def test_it_speaks_once_a_second_and_not_without_news(pal: PalResult, clock: Clock) -> None:
+    told: list[Decision] = []
+    observed = Observations(pal.plan, pal.log, told.append, clock)
+    for _ in range(100):
+        observed.take_step(load(decode=1), 0.001)
+        clock.now += 0.1
+    for _ in range(10):
+        observed.take_step(load(), 0.0)
+        clock.now += 1
+    assert 9 <= sum(decision.subject == "step-model" for decision in told) <= 11
