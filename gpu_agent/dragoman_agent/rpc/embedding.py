@@ -20,8 +20,7 @@ from dragoman_agent.tickets import OPEN_GRANT, check_prompt_tokens, presented_em
 
 MAX_NUM_INPUTS = 2048
 _FLOAT_BYTES = 4
-# The first vector's length is known only when it comes; this bounds a reply before anything is computed.
-_LONGEST_VECTOR = 16384
+_ENTRY_BYTES = 16  # of one vector's own framing in the reply
 
 
 class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
@@ -42,7 +41,7 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
             self._model.check_name(request.model)
             self._gate.check_open()
             grant = self._gate.verify_ticket(request.ticket_token, lambda: presented_embed(request))
-            _check_shape(request)
+            check_shape(request, self._model.limits.hidden_size)
             prompts = [await self._prompt(item, index) for index, item in enumerate(request.inputs)]
             num_tokens = sum(map(len, prompts))
             check_prompt_tokens(grant, num_tokens)
@@ -116,11 +115,8 @@ class _Gathered:
 
 
 def unit_vector(values: Sequence[float], dimensions: int | None) -> list[float]:
-    """`values` cut to `dimensions` and scaled to Euclidean norm 1. Raises DragomanError for a width it has not."""
-    if dimensions is not None:
-        if dimensions > len(values):
-            invalid("dimensions", f"is {dimensions}, must be 1 to {len(values)}, the model's width")
-        values = values[:dimensions]
+    """`values` cut to `dimensions` and scaled to Euclidean norm 1. Raises DragomanError for one without direction."""
+    values = values[:dimensions]
     norm = math.sqrt(math.fsum(value * value for value in values))
     if not math.isfinite(norm) or norm == 0.0:
         raise DragomanError(
@@ -130,24 +126,25 @@ def unit_vector(values: Sequence[float], dimensions: int | None) -> list[float]:
     return [value / norm for value in values]
 
 
-def _check_shape(request: embedding_service_pb2.EmbedRequest) -> None:
+def check_shape(request: embedding_service_pb2.EmbedRequest, hidden_size: int) -> None:
+    """The reply is bounded before anything is computed."""
     if not request.inputs:
         invalid("inputs", "is empty; send at least one input")
     if len(request.inputs) > MAX_NUM_INPUTS:
         invalid(
             "inputs", f"has {len(request.inputs)} entries, at most {MAX_NUM_INPUTS} are allowed; send several requests"
         )
-    width = _LONGEST_VECTOR
+    width = hidden_size
     if request.HasField("dimensions"):
-        if not 1 <= request.dimensions <= _LONGEST_VECTOR:
-            invalid("dimensions", f"is {request.dimensions}, must be 1 to the model's width")
+        if not 1 <= request.dimensions <= hidden_size:
+            invalid("dimensions", f"is {request.dimensions}, must be 1 to {hidden_size}, the model's width")
         width = request.dimensions
-    size = len(request.inputs) * width * _FLOAT_BYTES
-    if request.HasField("dimensions") and size > MAX_MESSAGE_BYTES:
+    size = len(request.inputs) * (width * _FLOAT_BYTES + _ENTRY_BYTES)
+    if size > MAX_MESSAGE_BYTES:
         raise DragomanError(
             error_pb2.ERROR_REASON_REQUEST_TOO_LARGE,
             f"inputs: {len(request.inputs)} vectors of {width} values are {size} bytes, a reply holds {MAX_MESSAGE_BYTES}; "
-            "send fewer inputs in one request",
+            f"send at most {MAX_MESSAGE_BYTES // (width * _FLOAT_BYTES + _ENTRY_BYTES)} inputs in one request",
             metadata={"param": "inputs", "limit": str(MAX_MESSAGE_BYTES)},
         )
 

@@ -141,6 +141,7 @@ def served_model(source: ModelSource, names: tuple[str, ...], max_context_tokens
         limits=ModelLimits(
             vocab_size=source.config.vocab_size,
             max_context_tokens=max_context_tokens,
+            hidden_size=source.config.hidden_size,
             eos_token_ids=tuple(generation.eos_token_ids),
             defaults=SamplingDefaults(
                 temperature=generation.temperature,

@@ -54,6 +54,7 @@ class ModelLimits:
 
     vocab_size: int
     max_context_tokens: int
+    hidden_size: int  # values of an embedding
     eos_token_ids: tuple[int, ...] = ()
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 

@@ -12,7 +12,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.agent.conftest import AgentProcess
 
+from dragoman.channel import MAX_MESSAGE_BYTES, channel_options
 from dragoman.errors import DragomanError, from_rpc_error
 from dragoman.v1 import (
     embedding_service_pb2_grpc,
@@ -25,7 +27,7 @@ from dragoman.v1 import (
     telemetry_service_pb2_grpc,
     tokenizer_service_pb2_grpc,
 )
-from dragoman.v1.embedding_service_pb2 import EmbedInput, EmbedRequest
+from dragoman.v1.embedding_service_pb2 import Embedding, EmbedInput, EmbedRequest, EmbedResponse
 from dragoman.v1.generation_service_pb2 import GenerateRequest, StopCriteria
 from dragoman.v1.tokenizer_service_pb2 import (
     ApplyTemplateRequest,
@@ -35,7 +37,7 @@ from dragoman.v1.tokenizer_service_pb2 import (
     TokenizeRequest,
 )
 from dragoman.v1.tokens_pb2 import TokenIds
-from dragoman_agent.rpc.embedding import unit_vector
+from dragoman_agent.rpc.embedding import check_shape, unit_vector
 from dragoman_text import TextTokenizer, TokenizerFiles
 
 
@@ -99,6 +101,18 @@ async def test_b06_b23_s20_bad_inputs(channel: grpc.aio.Channel, inputs: list[An
     stub = embedding_service_pb2_grpc.EmbeddingServiceStub(channel)
     error = await error_of(stub.Embed(embed_request(*inputs)))
     assert (error.reason_name, error.metadata["param"]) == (reason, param)
+
+
+def test_a_reply_that_no_message_holds_is_refused_before_it_is_computed() -> None:
+    request = embed_request(*["x"] * 2048)
+    with pytest.raises(DragomanError, match="send at most 1023 inputs") as caught:
+        check_shape(request, 4096)
+    assert caught.value.reason_name == "request_too_large"
+    assert caught.value.metadata["limit"] == str(MAX_MESSAGE_BYTES)
+    check_shape(embed_request(*["x"] * 2048, dimensions=1024), 4096)
+    check_shape(embed_request(*["x"] * 1023), 4096)
+    vectors = [Embedding(values=[1.0] * 4096) for _ in range(1023)]
+    assert EmbedResponse(embeddings=vectors, prompt_tokens=2**31).ByteSize() <= MAX_MESSAGE_BYTES
 
 
 def test_unit_vector_refuses_what_has_no_direction() -> None:
@@ -175,10 +189,37 @@ async def test_hardware_plan_and_decisions(channel: grpc.aio.Channel) -> None:
     watch = stub.WatchDecisions(hardware_service_pb2.WatchDecisionsRequest(subject="device"))
     assert (await watch.read()).decision.subject == "device"
     watch.cancel()
+    ids = {decision.decision_id for decision in plan.decisions}
+    assert all(field.decision_id in ids for field in plan.plan.fields)
+    assert {"num_blocks", "page_size", "road"} <= {field.name for field in plan.plan.fields}
     limits = stub.WatchHardware(interval_request(hardware_service_pb2.WatchHardwareRequest(), 0.05))
     for _ in range(2):
         assert (await limits.read()).limits.free_memory_bytes > 0
     limits.cancel()
+
+
+async def test_decisions_show_what_was_measured(paced_agent: AgentProcess) -> None:
+    """The paced null device takes what its step model says, so what is measured must be near the prediction."""
+    options = channel_options()
+    async with grpc.aio.insecure_channel(paced_agent.address, options=options) as channel, asyncio.timeout(20):
+        stub = hardware_service_pb2_grpc.HardwareServiceStub(channel)
+        watch = stub.WatchDecisions(hardware_service_pb2.WatchDecisionsRequest())
+        await generate(channel, max_tokens=40, text="long prompt " * 500)
+        measured: dict[str, Any] = {}
+        async for response in watch:
+            if response.decision.HasField("measured"):
+                measured[response.decision.subject] = response.decision
+            if {"kv-blocks", "step-model", "prefill-rate"} <= measured.keys():
+                break
+        for subject in ("kv-blocks", "step-model", "prefill-rate"):
+            assert measured[subject].measured == pytest.approx(measured[subject].predicted, rel=0.7), subject
+        plan = await stub.GetPlan(hardware_service_pb2.GetPlanRequest())
+        assert {d.subject for d in plan.decisions if d.HasField("measured")} >= measured.keys()
+        telemetry = telemetry_service_pb2_grpc.TelemetryServiceStub(channel)
+        request = telemetry_service_pb2.StreamMetricsRequest(name_prefixes=["dragoman_decision"])
+        samples = (await telemetry.StreamMetrics(request).read()).samples
+        shown = {s.labels["subject"] for s in samples if s.name == "dragoman_decision_measured"}
+        assert shown >= measured.keys()
 
 
 def interval_request(request: Any, seconds: float) -> Any:
@@ -199,10 +240,9 @@ async def test_interval_that_is_none(channel: grpc.aio.Channel, seconds: float) 
         assert (await error_of(call)).metadata["param"] == "interval"
 
 
-async def generate(channel: grpc.aio.Channel, max_tokens: int = 5) -> None:
-    request = GenerateRequest(
-        request_id=str(uuid.uuid4()), text="hello", stop=StopCriteria(max_output_tokens=max_tokens)
-    )
+async def generate(channel: grpc.aio.Channel, max_tokens: int = 5, text: str = "hello") -> None:
+    stop = StopCriteria(max_output_tokens=max_tokens, ignore_eos=True)
+    request = GenerateRequest(request_id=str(uuid.uuid4()), text=text, stop=stop)
     async for _ in generation_service_pb2_grpc.GenerationServiceStub(channel).Generate(request):
         pass
 

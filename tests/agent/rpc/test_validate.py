@@ -25,7 +25,7 @@ from dragoman_agent.engine.messages import GrammarSpec, Start
 from dragoman_agent.rpc.validate import ModelLimits, SamplingDefaults, build_start
 from dragoman_agent.tickets import Grant
 
-MODEL = ModelLimits(vocab_size=300, max_context_tokens=64, eos_token_ids=(258,))
+MODEL = ModelLimits(vocab_size=300, max_context_tokens=64, hidden_size=16, eos_token_ids=(258,))
 PROMPT = [1, 2, 3]
 NAN, INF = math.nan, math.inf
 
@@ -66,7 +66,7 @@ def test_defaults_are_those_of_openai_and_the_room_left() -> None:
 
 
 def test_model_defaults_come_before_openai_and_after_the_request() -> None:
-    model = ModelLimits(300, 64, (), SamplingDefaults(temperature=0.2, top_p=0.9, top_k=50, repetition_penalty=1.1))
+    model = ModelLimits(300, 64, 16, (), SamplingDefaults(temperature=0.2, top_p=0.9, top_k=50, repetition_penalty=1.1))
     start = build(model=model)
     assert (start.sampling.temperature, start.sampling.top_p, start.sampling.top_k) == (0.2, 0.9, 50)
     start = build(sampling(temperature=0.0, top_k=0), model=model)
