@@ -14,6 +14,7 @@ if [ "$group" = checks ]; then
   for dtype in bfloat16 float16; do run python3 tests/kernels/triton/check_ops.py cuda "$dtype"; done
   [ -f tests/gpu/check_sampling.py ] && run python3 tests/gpu/check_sampling.py
   [ -n "${EMBEDDED_MODEL:-}" ] && run python3 tests/gpu/check_engine.py "$EMBEDDED_MODEL"
+  run python3 tests/gpu/check_features.py qwen3-0.6b
   for model in $models; do run python3 tests/gpu/check_parity.py "$model"; done
 else
   for model in $models; do run python3 -m benchmarks.engine_gpu "$model" --out "$out/$model.json"; done
