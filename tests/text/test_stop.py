@@ -160,3 +160,25 @@ def test_accepted_stops(stops: object, accepted: object) -> None:
 def test_refused_stops_name_the_rule(stops: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         validate_stops(stops)
+
+
+@given(
+    text=st.text("abc", max_size=12),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
+    first=st.integers(0, 12),
+)
+def test_a_stop_counts_where_the_text_says_so(text: str, stops: list[str], first: int) -> None:
+    """Beside a plain search: the first stop whose last character is at `first` or later."""
+    matcher = StopMatcher(stops)
+    shown, found = "", None
+    for index, character in enumerate(text):
+        more, found = matcher.push(character, counts=index >= first)
+        shown += more
+        if found is not None:
+            break
+    ends = [(end, -len(s)) for s in stops for end in range(max(first + 1, 1), len(text) + 1) if text[:end].endswith(s)]
+    if not ends:
+        assert (shown + matcher.flush(), found) == (text, None)
+        return
+    end, negative_length = min(ends)
+    assert (shown, found) == (text[: end + negative_length], text[end + negative_length : end])

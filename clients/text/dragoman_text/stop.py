@@ -70,8 +70,11 @@ class StopMatcher:
         """The stop string found, None so far."""
         return self._matched
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """(text now safe to show, the stop string if one was completed). Nothing comes out after a match."""
+    def push(self, text: str, *, counts: bool = True) -> tuple[str, str | None]:
+        """(text now safe to show, the stop string if one was completed). Nothing comes out after a match.
+
+        Where `counts` is false, a stop completed by `text` is passed over, and one that `text` begins can still come.
+        """
         if self._matched is not None:
             return "", self._matched
         if self._node == 0 and self._first_characters.isdisjoint(text):
@@ -81,10 +84,12 @@ class StopMatcher:
         for index, character in enumerate(text):
             self._node = self._step(self._node, character)
             stop = self._match[self._node]
-            if stop is not None:
+            if stop is not None and counts:
                 end = offset + index + 1
                 self._matched, self._held = stop, ""
                 return buffer[: end if self._include_stop else end - len(stop)], stop
+        while self._node and not self._next[self._node]:
+            self._node = self._fail[self._node]  # passed over, and nothing longer begins with it
         keep = self._depth[self._node]
         cut = len(buffer) - keep
         self._held = buffer[cut:]

@@ -48,7 +48,11 @@ class OutputStream:
         self.num_sent = 0
 
     def push(self, token_id: int) -> Piece:
-        """Take the next token. A stop wins over the length when both come with it."""
+        """Take the next token. A stop wins over the length when both come with it.
+
+        A stop id ends the output from the token after the minimum on, a stop string from the minimum's last token on:
+        the string is part of what was generated, the id is not.
+        """
         cursor = self.num_sent
         self.num_sent = cursor + 1
         if token_id in self._stop_ids and cursor >= self._min_num_tokens:
@@ -56,8 +60,8 @@ class OutputStream:
         # Logits may be wider than the vocabulary; such an id stands for no text.
         text = self._detokenizer.push((token_id,)) if token_id < self._vocab_size else ""
         matched = None
-        if self._matcher is not None and cursor >= self._min_num_tokens:
-            text, matched = self._matcher.push(text)
+        if self._matcher is not None:
+            text, matched = self._matcher.push(text, counts=self._strings_count)
             if matched is not None:
                 return Piece(text, "stop", matched, None)
         if self.num_sent < self._max_num_tokens:
@@ -89,5 +93,9 @@ class OutputStream:
         text = self._detokenizer.flush()
         if self._matcher is None:
             return text, None
-        shown, matched = self._matcher.push(text) if text else ("", None)
+        shown, matched = self._matcher.push(text, counts=self._strings_count) if text else ("", None)
         return shown + self._matcher.flush(), matched
+
+    @property
+    def _strings_count(self) -> bool:
+        return self.num_sent >= self._min_num_tokens

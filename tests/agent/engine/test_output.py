@@ -89,4 +89,17 @@ def test_an_id_beyond_the_vocabulary_has_no_text() -> None:
 @pytest.mark.parametrize("minimum", [0, 1, 3])
 def test_a_stop_counts_from_the_minimum_on(minimum: int) -> None:
     pieces, finish, _ = play(stream(10, strings=["a"], min_output_tokens=minimum), list(b"aaaaaaaaaa"))
-    assert (finish, len(pieces)) == ("stop", minimum + 1)
+    assert (finish, len(pieces)) == ("stop", max(minimum, 1))
+
+
+@pytest.mark.parametrize("limit", [5, 6])
+def test_s30_a_stop_string_that_the_minimums_last_token_completes_ends_it(limit: int) -> None:
+    """Begun before the minimum, completed with it; at the limit the stop wins."""
+    pieces, finish, found = play(stream(limit, strings=["cde"], min_output_tokens=5), list(b"abcdef"))
+    assert ("".join(pieces), finish, found) == ("ab", "stop", "cde")
+
+
+def test_a_stop_before_the_minimum_is_shown_and_a_later_one_found() -> None:
+    pieces, finish, found = play(stream(20, strings=["bc", "cdx"], min_output_tokens=4), list(b"abcdabcdxbcd"))
+    assert pieces[:4] == ["a", "", "b", ""]  # c may begin cdx, and d goes on with it
+    assert ("".join(pieces), finish, found) == ("abcda", "stop", "bc")
