@@ -93,8 +93,8 @@ class Run:
     streams: list[Stream]
     victims: list[Stream]  # those that ran on the agent the fault hit
     agent_id: str
-    fault_time: float
     detect_seconds: float
+    num_resumed: float  # as the gateway and the client library count
 
 
 async def undisturbed(readers: Readers, via: str, prompts: list[str], num_tokens: int) -> Expected:
@@ -111,6 +111,7 @@ async def disturb(
 ) -> Run:
     """Run the prompts twice, the second time with `fault(agent_id)` on the agent with most streams."""
     watch = FleetWatch()
+    before = cell.gateway_metric("dragoman_resumes_total", result="ok")
     async with readers_of(cell) as readers:
         expected = await undisturbed(readers, via, prompts, num_tokens)
         watching = asyncio.create_task(watch.run(cell.controller_address))
@@ -128,16 +129,18 @@ async def disturb(
             reading.cancel()
             watching.cancel()
             await asyncio.gather(reading, watching, return_exceptions=True)
-    return Run(expected, streams, victims, agent_id, fault_time, watch.noticed(agent_id, fault_time))
+    by_gateway = cell.gateway_metric("dragoman_resumes_total", result="ok") - before
+    num_resumed = by_gateway + sum(stream.num_resumes for stream in streams)
+    return Run(expected, streams, victims, agent_id, watch.noticed(agent_id, fault_time), num_resumed)
 
 
-def figures_of(run: Run, num_resumed: float) -> dict[str, float]:
+def figures_of(run: Run) -> dict[str, float]:
     """The published figures of a disturbed run."""
     return {
         "in_flight": len(run.victims),
         "lost": num_lost(run.streams, run.expected),
         "duplicated": num_duplicated(run.streams, run.expected),
-        "resumed": num_resumed,
+        "resumed": run.num_resumed,
         **stalls(run.victims),
         "detect_seconds": run.detect_seconds,
     }
