@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,13 @@ from pathlib import Path
 
 # Our stdout carries the announced events and nothing else; what the engine prints goes to stderr.
 _STDERR = 2
+_LAST_WORDS = "last-words"
+
+
+def leave_last_words(socket_path: str, words: str) -> None:
+    """Say why the engine ends before it could connect: what it would speak with may be what is missing."""
+    with contextlib.suppress(OSError):
+        Path(socket_path).with_name(_LAST_WORDS).write_text(words)
 
 
 class EngineProcess:
@@ -42,6 +50,13 @@ class EngineProcess:
     def returncode(self) -> int | None:
         """Exit code, negative for a signal; None while it runs or is not yet known to have ended."""
         return self._process.poll()
+
+    @property
+    def last_words(self) -> str:
+        """What it said when it ended before it connected; empty when it said nothing."""
+        with contextlib.suppress(OSError):
+            return (self._directory / _LAST_WORDS).read_text()
+        return ""
 
     def take_listener(self) -> socket.socket:
         """The listening socket, once; who takes it closes it."""

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from dragoman_agent.config import AgentSettings, settings_problem
 from dragoman_cli.config import parse
+from dragoman_cli.failure import import_problem
 
 PROG = "dragoman-agent"
 _EXIT_USAGE = 2
@@ -46,6 +47,9 @@ def _run(settings: AgentSettings) -> int:
     except StartupError as error:
         logging.getLogger(PROG).debug("startup failed", exc_info=True)
         _fail(str(error))
+    except ImportError as error:
+        logging.getLogger(PROG).debug("startup failed", exc_info=True)
+        _fail(import_problem(error))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

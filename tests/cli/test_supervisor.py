@@ -85,6 +85,28 @@ async def test_first_death(bench: Bench) -> None:
     await bench.supervisor.stop()
 
 
+async def fails() -> None:
+    await asyncio.sleep(0.05)
+    raise ConnectionError("cannot reach the agent")
+
+
+async def test_work_that_fails_with_a_dying_child_fails_with_the_childs_last_words(bench: Bench) -> None:
+    await bench.start("time.sleep(60)\n")
+    await bench.start("time.sleep(0.3)\nprint('the disk is gone', file=sys.stderr)\nsys.exit(3)\n")
+    with pytest.raises(Failure) as failure:
+        await bench.supervisor.unless_death(fails())
+    assert (failure.value.what, failure.value.why) == ("the agent exited with 3", "the disk is gone")
+    await bench.supervisor.stop()
+
+
+async def test_work_that_fails_beside_healthy_children_fails_with_its_own_words(bench: Bench) -> None:
+    await bench.start("time.sleep(60)\n")
+    with pytest.raises(ConnectionError, match="cannot reach the agent"):
+        await bench.supervisor.unless_death(fails())
+    assert await bench.supervisor.unless_death(asyncio.sleep(0, "done")) == "done"
+    await bench.supervisor.stop()
+
+
 async def test_a_child_that_ignores_interrupts_is_killed_in_time(bench: Bench) -> None:
     child = await bench.start(
         "import signal\n"

@@ -73,7 +73,8 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     runs: list[Run] = []
 
-    def start(*arguments: str) -> Run:
+    def start(*arguments: str, environ: dict[str, str] | None = None) -> Run:
+        given = environ or {}
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
         if "DRAGOMAN_CACHE_DIR" in os.environ:
             environ["DRAGOMAN_CACHE_DIR"] = os.environ["DRAGOMAN_CACHE_DIR"]
@@ -83,7 +84,7 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
                 stdout=out,
                 stderr=err,
                 stdin=subprocess.DEVNULL,
-                env={**environ, "TMPDIR": str(scratch)},
+                env={**environ, "TMPDIR": str(scratch), **given},
             )
         runs.append(Run(tmp_path, process))
         return runs[-1]
@@ -288,6 +289,25 @@ def test_a_part_that_dies_stops_everything(up, victim: str) -> None:
     assert run.process.wait(10) == 1
     assert "error: the " in run.err
     assert "Traceback" not in run.err
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("process", "module"),
+    [("engine.process", "numpy"), ("engine.process", "msgpack"), ("dragoman_agent.main", "msgpack"),
+     ("dragoman_gateway.main", "uvicorn")],
+)  # fmt: skip
+def test_a_part_that_lacks_a_module_says_so_in_one_line(up, tmp_path: Path, process: str, module: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nif any({process!r} in word for word in sys.orig_argv): sys.modules[{module!r}] = None\n"
+    )
+    run: Run = up("--device", "null", *FREE_PORTS, environ={"PYTHONPATH": str(tmp_path)})
+    assert run.process.wait(30) == 1
+    said = run.err[run.err.index("error: the ") :]
+    assert f"the Python module {module!r} is missing" in said
+    assert "make setup" in said
+    assert "Traceback" not in run.err
+    assert "cannot reach" not in run.err
     run.assert_nothing_left()
 
 

@@ -12,6 +12,8 @@ import signal
 import sys
 import threading
 
+from dragoman_cli.failure import import_problem, wants_traceback
+
 # Time to end streams with a reason before the process is simply ended.
 _GRACE_SECONDS = 4.0
 
@@ -20,7 +22,12 @@ def main() -> None:
     """`python -m dragoman_cli.child MODULE ARGUMENTS...`"""
     module, sys.argv = sys.argv[1], sys.argv[1:]
     threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
-    importlib.import_module(module).main()
+    try:
+        importlib.import_module(module).main()
+    except ImportError as error:
+        if wants_traceback():
+            raise
+        sys.exit(import_problem(error))
 
 
 def _watch_parent() -> None:

@@ -50,6 +50,15 @@ def require_extras(*extras: str, purpose: str) -> None:
         )
 
 
+def import_problem(error: ImportError) -> str:
+    """One line for a module that cannot be imported: what, why, what to do."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        what = f"the Python module {error.name!r} is missing in {sys.prefix}"
+    else:
+        what = f"a Python module cannot be imported ({error})"
+    return f"{what}; run `make setup`, or install 'dragoman[agent,controller,gateway]' again"
+
+
 def wants_traceback() -> bool:
     """Whether the user asked to see where an error comes from."""
     return bool(os.environ.get("DRAGOMAN_DEBUG"))

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dragoman_cli.failure import Failure
 
@@ -21,6 +21,7 @@ _LAST_WORDS_SECONDS = 1.0
 # Stopping takes this long at most: the children end their streams, and what remains is killed.
 STOP_SECONDS = 4.0
 
+T = TypeVar("T")
 Event = Mapping[str, Any]
 ShowLine = Callable[[str, str], None]  # (process, line of its stderr)
 
@@ -79,7 +80,6 @@ class Child:
             if event.get("event") == kind:
                 return event
             if event.get("event") == "fatal":
-                self._fatal = str(event.get("message", ""))
                 raise self.death()
 
     async def wait(self) -> int:
@@ -136,6 +136,8 @@ class Child:
             except ValueError:
                 event = None
             if isinstance(event, dict):
+                if event.get("event") == "fatal":
+                    self._fatal = str(event.get("message", ""))
                 self._events.put_nowait(event)
             elif line.strip():
                 self._show(self.name, line)
@@ -182,6 +184,25 @@ class Supervisor:
         finally:
             for task in waits:
                 task.cancel()
+
+    async def unless_death(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless a child dies first. Raises Failure with the child's own last error then.
+
+        Work that fails is given a moment too: a process that dies takes its connections along before it is gone.
+        """
+        task = asyncio.create_task(work)
+        death = asyncio.create_task(self.first_death())
+        try:
+            await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not death.done() and task.exception() is not None:
+                await asyncio.wait({death}, timeout=_LAST_WORDS_SECONDS)
+            if death.done():
+                raise death.result().death()
+            return task.result()
+        finally:
+            for each in (task, death):
+                each.cancel()
+            await asyncio.gather(task, death, return_exceptions=True)
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Interrupts the children, the one started last first, and kills what is left after 4 s or when in a hurry."""

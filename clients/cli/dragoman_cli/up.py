@@ -117,7 +117,7 @@ class Up:
     async def _serve(self) -> None:
         with self._loading:
             addresses, info = await self._start()
-            summary = await self._summary(addresses, info)
+            summary = await self._supervisor.unless_death(self._summary(addresses, info))
         if self._settings.json_summary:
             print(summary.to_json(), flush=True)
         else:
@@ -153,7 +153,7 @@ class Up:
                 case "serving":
                     addresses["agent"] = str(event["grpc"])
                     addresses["agent_metrics"] = str(event.get("metrics", ""))
-                    await self._show_device(addresses["agent"])
+                    await self._supervisor.unless_death(self._show_device(addresses["agent"]))
                 case "progress":
                     self._loading.event(event)
                 case "ready":
@@ -186,16 +186,7 @@ class Up:
         host, port = addresses["http"].rsplit(":", 1)
         model = str(info.get("model") or facts["model"])
         key = gateway_key(self._resolved.path)
-        proof = asyncio.create_task(prove_token(host.strip("[]"), int(port), model, key))
-        death = asyncio.create_task(self._supervisor.first_death())
-        try:
-            await asyncio.wait({proof, death}, return_when=asyncio.FIRST_COMPLETED)
-            if not proof.done():
-                raise death.result().death()
-            first_token = proof.result()
-        finally:
-            proof.cancel()
-            death.cancel()
+        first_token = await prove_token(host.strip("[]"), int(port), model, key)
         facts["model"] = model
         facts["weight_bytes"] = facts["weight_bytes"] or int(info.get("weight_bytes", 0))
         url = f"http://{addresses['http']}"

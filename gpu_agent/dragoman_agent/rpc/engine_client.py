@@ -328,6 +328,8 @@ class EngineClient:
             return self._fatal.reason, self._fatal.message
         if self._stopping:
             return error_pb2.ERROR_REASON_AGENT_LOST, "the agent was stopped; resume on another agent"
+        if words := self._process.last_words:
+            return error_pb2.ERROR_REASON_DEVICE_FAULT, words
         code = self._process.returncode
         how = "its socket closed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
         return error_pb2.ERROR_REASON_AGENT_LOST, f"the engine process ended ({how}); resume on another agent"

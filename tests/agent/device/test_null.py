@@ -303,7 +303,7 @@ def test_torch_is_never_imported() -> None:
     code = (
         "import sys; from dragoman_agent.device.null_model import *; from dragoman_agent.device import open_device;"
         "from dragoman_agent.engine.local import *; from dragoman_agent.engine.messages import *;"
-        "import dragoman_agent.engine.process;"
+        "import dragoman_agent.engine.serving;"
         "m = NullModel(); p = default_null_plan(m); d = open_device('null'); d.load(m, p, lambda x: None);"
         "warm_up(build_core(d, m, p), [0]);"
         "bad = [n for n in sys.modules if n.split('.')[0] in ('torch', 'triton')]; print(bad); sys.exit(len(bad))"

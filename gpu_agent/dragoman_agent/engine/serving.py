@@ -1,0 +1,115 @@
+"""What the engine process does: opens the device and the model, loads with progress, runs a first step, serves its socket."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from dragoman.v1 import error_pb2
+from dragoman_agent.device import Device, DeviceError, open_device
+from dragoman_agent.device.base import LoadProgress
+from dragoman_agent.engine.config import EngineConfig
+from dragoman_agent.engine.core import EngineCore
+from dragoman_agent.engine.local import build_core, warm_up
+from dragoman_agent.engine.loop import Connection, run
+from dragoman_agent.engine.messages import Fatal, Progress, ProtocolError, Ready
+from dragoman_agent.model.errors import ModelFileError
+from dragoman_agent.model.source import ModelSource, open_model
+from dragoman_cli.failure import import_problem
+
+logger = logging.getLogger("dragoman_agent.engine")
+
+
+def open_source(spec: str, device: str, cache_dir: Path | None) -> ModelSource:
+    """The model of a spec for a device. Raises ModelFileError."""
+    if device == "null":
+        from dragoman_agent.device.null_model import open_null_model
+
+        return open_null_model(spec)
+    if cache_dir is None:
+        from dragoman_agent.model.embedded import default_cache_dir
+
+        cache_dir = default_cache_dir(os.environ)
+    return open_model(spec, cache_dir)
+
+
+def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCore]:
+    """Device and core, ready for requests; progress goes to the rpc process. Raises DeviceError or ModelFileError."""
+
+    def report(progress: LoadProgress) -> None:
+        connection.send(Progress(progress.phase, progress.done, progress.total, progress.unit))
+
+    begun = time.monotonic()
+    report(LoadProgress("open", 0, 1, "steps"))
+    model = open_source(config.model, config.device, config.cache_path)
+    model.check()
+    device = open_device(
+        config.device,
+        index=config.plan.device_index,
+        cache_dir=config.cache_path,
+        null_oracle=config.null_oracle,
+        null_speed=config.null_speed,
+    )
+    try:
+        device.load(model, config.plan, report)
+        core = build_core(device, model, config.plan)
+        report(LoadProgress("warmup", 0, 1, "steps"))
+        first = model.config.bos_token_id
+        warm_up(core, [0 if first is None else first])
+        report(LoadProgress("warmup", 1, 1, "steps"))
+    except BaseException:
+        device.close()
+        raise
+    info: dict[str, Any] = {
+        "device": config.device,
+        "model": model.name,
+        "weight_bytes": model.total_bytes,
+        **getattr(device, "info", {}),
+        "load_seconds": time.monotonic() - begun,
+    }
+    connection.send(Ready(info))
+    return device, core
+
+
+def serve(stream: socket.socket, config: EngineConfig) -> int:
+    """Load, then serve until told to stop or the other end is gone; the exit code."""
+    connection = Connection(stream)
+    try:
+        device, core = load(connection, config)
+    except Exception as error:  # the rim: a user gets one line, whatever it was
+        return _give_up(connection, error_pb2.ERROR_REASON_DEVICE_FAULT, error)
+    # What is loaded stays: the collector need not walk it again and again between steps.
+    gc.collect()
+    gc.freeze()
+    try:
+        return 0 if run(connection, core) else 1
+    except ProtocolError as error:
+        logger.error("the rpc process sent something unreadable: %s", error)
+        connection.send(Fatal(int(error_pb2.ERROR_REASON_INTERNAL), f"unreadable command: {error}"))
+        return 1
+    except Exception as error:
+        return _give_up(connection, error_pb2.ERROR_REASON_AGENT_LOST, error)
+    finally:
+        device.close()
+
+
+def _give_up(connection: Connection, reason: int, error: Exception) -> int:
+    """Say in one line why the engine ends; where it happened is for the log at debug. The exit code."""
+    if isinstance(error, ImportError):
+        problem = import_problem(error)
+    elif isinstance(error, (DeviceError, ModelFileError, RuntimeError, MemoryError)):
+        problem = str(error) or type(error).__name__
+    else:
+        problem = (
+            f"an unexpected {type(error).__name__}: {error}; this is a fault of Dragoman, "
+            "run it again with --log-level debug to see where, and report that"
+        )
+    logger.error("the engine ends: %s", problem)
+    logger.debug("where", exc_info=error)
+    connection.send(Fatal(int(reason), problem))
+    return 1
