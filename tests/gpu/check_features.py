@@ -59,7 +59,7 @@ def check_prompt_logprobs(core: EngineCore, source: ModelSource) -> int:
 
 def check_grammar(core: EngineCore) -> int:
     """Every answer under a schema parses, greedy and sampled, beside unmasked rows."""
-    stop = Stop(max_output_tokens=120, eos_token_ids=[258])
+    stop = Stop(max_output_tokens=600, eos_token_ids=[258])
     grammar = GrammarSpec("json_schema", json.dumps(SCHEMA))
     starts = [
         Start(f"g{i}", [65 + i], Sampling(temperature=float(i % 2), seed=i, grammar=grammar), stop, credit=1 << 20)
