@@ -34,6 +34,7 @@ from dragoman.v1 import (
     telemetry_service_pb2,
     telemetry_service_pb2_grpc,
 )
+from dragoman_cli.ports import listen_problem
 from dragoman_controller.cell import TICK_SECONDS, Cell
 from dragoman_controller.config import ControllerSettings, check
 from dragoman_controller.metrics import ControllerMetrics, MetricsServer
@@ -110,23 +111,20 @@ class ControllerServer:
         """Listens on both ports; `port` and `metrics_port` tell which. Raises StartupError."""
         host = self._settings.host.strip("[]")
         address = host_port(host, self._settings.port)
+        if problem := listen_problem(host, self._settings.port, "--port"):
+            raise StartupError(problem)
         try:
             if self._credentials is None:
                 self.port = self._server.add_insecure_port(address)
             else:
                 self.port = self._server.add_secure_port(address, self._credentials)
-        except RuntimeError:
-            raise StartupError(
-                f"cannot listen on {address}: the port is in use or the address is not of this machine; "
-                "stop what holds it or choose another with --port"
-            ) from None
+        except RuntimeError as error:  # it was taken meanwhile
+            raise StartupError(f"cannot listen on {address}: {error}") from None
         try:
             self._http = MetricsServer(self.metrics.registry, host, self._settings.metrics_port)
         except OSError as error:
-            raise StartupError(
-                f"cannot serve /metrics on {host}:{self._settings.metrics_port}: {error.strerror}; "
-                "choose another with --metrics-port"
-            ) from None
+            problem = listen_problem(host, self._settings.metrics_port, "--metrics-port")
+            raise StartupError(problem or f"cannot serve /metrics: {error}") from None
         self.metrics_port = self._http.port
         for name in ("", LIVENESS, READINESS, *SERVICE_NAMES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -30,11 +30,12 @@ from dragoman_agent.rpc.generation import GenerationServicer
 from dragoman_agent.rpc.hardware import HardwareServicer
 from dragoman_agent.rpc.kv_transfer import KvTransferServicer
 from dragoman_agent.rpc.served_model import served_model
-from dragoman_agent.rpc.server import AgentServer, Services, port_problem
+from dragoman_agent.rpc.server import AgentServer, Services
 from dragoman_agent.rpc.telemetry import TelemetryServicer
 from dragoman_agent.rpc.tokenizer import TokenizerServicer
 from dragoman_agent.startup import Prepared, StartupError
 from dragoman_agent.tickets import TicketVerifier
+from dragoman_cli.ports import listen_problem
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +128,9 @@ class Agent:
         await self._server.start(settings.host, settings.port)
         try:
             self._metrics_server = MetricsServer(self._metrics.registry, settings.host, settings.metrics_port)
-        except OSError:
-            raise StartupError(port_problem(settings.host, settings.metrics_port, "--metrics-port")) from None
+        except OSError as error:
+            problem = listen_problem(settings.host, settings.metrics_port, "--metrics-port")
+            raise StartupError(problem or f"cannot serve /metrics: {error}") from None
         logger.info("%s: %s; listening on %s", self.agent_id, self._pal.reason, self._grpc_address)
         self._announce("serving", grpc=self._grpc_address, metrics=self._metrics_address, agent_id=self.agent_id)
 

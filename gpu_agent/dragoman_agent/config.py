@@ -32,7 +32,7 @@ class AgentSettings:
         default=(), metadata=_about("names clients ask for; the first is shown", group=_MODEL)
     )
     dtype: str = field(
-        default="auto", metadata=_about("number format of the computation", group=_MODEL, choices=("auto", "float32"))
+        default="auto", metadata=_about("number format of the computation", group=_MODEL, choices=("auto", "int8", "float32"))
     )
     max_context: int | None = field(
         default=None,

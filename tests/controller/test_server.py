@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -103,9 +104,17 @@ async def test_a_port_in_use_is_said_so(server: ControllerServer) -> None:
         (ControllerSettings(port=0, metrics_port=server.metrics_port), "--metrics-port"),
     ):
         second = ControllerServer(settings)
-        with pytest.raises(StartupError, match=flag):
+        with pytest.raises(StartupError, match=f"pid {os.getpid()}.*{flag}"):
             await second.start()
         await second.stop()
+
+
+def test_a_port_in_use_gives_one_line_of_the_command(server: ControllerServer) -> None:
+    command = [*COMMAND, "--port", str(server.port), "--metrics-port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and f"pid {os.getpid()}" in lines[0]
 
 
 def test_it_imports_no_tensor_library_and_no_part_of_the_agent() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 from pathlib import Path
 
+from dragoman.address import host_port
 from dragoman_cli.failure import Failure
 
 
@@ -34,6 +35,19 @@ def port_problem(host: str, port: int) -> str:
             holder = holder_of(port)
             return f"{holder} holds it" if holder else f"{host}:{port}: {(error.strerror or str(error)).lower()}"
     return ""
+
+
+def listen_problem(host: str, port: int, flag: str) -> str:
+    """The line of a process that cannot listen there, with its way out; empty when it can.
+
+    Asked before a server binds: gRPC would print lines of its own about a port that is taken.
+    """
+    problem = port_problem(host.strip("[]"), port)
+    if not problem:
+        return ""
+    if holder := holder_of(port):
+        return f"port {port} is in use by {holder}; stop it or choose another port with {flag}"
+    return f"cannot listen on {host_port(host, port)}: {problem}; choose another with {flag}"
 
 
 def holder_of(port: int) -> str:

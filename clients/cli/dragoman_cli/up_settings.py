@@ -32,7 +32,10 @@ class UpSettings:
     )
     served_model_name: tuple[str, ...] = field(default=(), metadata=_about("names clients ask for", _COMMON))
     threads: int | None = field(default=None, metadata=_about("CPU threads", _COMMON, min=1, max=1024))
-    dtype: str | None = field(default=None, metadata=_about("number format of the computation", _COMMON))
+    dtype: str = field(
+        default="auto",
+        metadata=_about("number format of the computation", _COMMON, choices=("auto", "int8", "float32")),
+    )
     memory_utilization: float | None = field(
         default=None, metadata=_about("share of the free memory to use", _COMMON, min=0.01, max=0.99)
     )

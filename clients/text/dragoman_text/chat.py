@@ -66,7 +66,19 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt's token ids, one BOS at most. Raises as `render` does.
+        """The prompt's token ids, see `apply`."""
+        return self.apply(tokenizer, messages, tools, add_generation_prompt, continue_final_message, template_kwargs)[1]
+
+    def apply(
+        self,
+        tokenizer: TextTokenizer,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[str, list[int]]:
+        """The prompt's text as `render` gives it and its token ids, one BOS at most. Raises as `render` does.
 
         Control tokens come from the template only: their spelling in messages, tools or arguments stays text.
         """
@@ -79,7 +91,7 @@ class ChatTemplate:
         bos = self._files.bos_token_id
         if self._files.add_bos_token and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
-        return ids
+        return control.restore(text), ids
 
     @cached_property
     def _special_spellings(self) -> list[str]:

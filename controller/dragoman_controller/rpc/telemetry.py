@@ -7,19 +7,18 @@ from collections.abc import AsyncIterator
 
 from prometheus_client import CollectorRegistry
 
-from dragoman.durations import seconds_of
 from dragoman.errors import DragomanError
+from dragoman.intervals import interval_of
 from dragoman.metric_samples import snapshot
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2
 from dragoman.v1 import telemetry_service_pb2 as pb
 from dragoman.v1 import telemetry_service_pb2_grpc as pb_grpc
 from dragoman_controller.cell import Cell
-from dragoman_controller.rpc.convert import invalid, load_message
+from dragoman_controller.rpc.convert import load_message
 
 _METRICS_SECONDS = 1.0
 _LOAD_SECONDS = 0.2
-_MIN_INTERVAL_SECONDS = 0.01
 
 
 class TelemetryServicer(pb_grpc.TelemetryServiceServicer):
@@ -33,14 +32,14 @@ class TelemetryServicer(pb_grpc.TelemetryServiceServicer):
         self, request: pb.StreamMetricsRequest, context: Context
     ) -> AsyncIterator[pb.StreamMetricsResponse]:
         """A snapshot at once, then one at each interval."""
-        interval = _interval(request, _METRICS_SECONDS)
+        interval = interval_of(request, _METRICS_SECONDS)
         while True:
             yield snapshot(self._registry.collect(), request.name_prefixes)
             await asyncio.sleep(interval)
 
     async def WatchLoad(self, request: pb.WatchLoadRequest, context: Context) -> AsyncIterator[pb.WatchLoadResponse]:
         """The load of each member at once, then at each interval."""
-        interval = _interval(request, _LOAD_SECONDS)
+        interval = interval_of(request, _LOAD_SECONDS)
         while True:
             now = self._cell.clock()
             yield pb.WatchLoadResponse(
@@ -64,12 +63,3 @@ class TelemetryServicer(pb_grpc.TelemetryServiceServicer):
             "the controller runs no engine and has nothing to trace: ask an agent, its address is in ListAgents",
         )
         yield pb.CaptureTraceResponse()
-
-
-def _interval(request: pb.StreamMetricsRequest | pb.WatchLoadRequest, default: float) -> float:
-    if not request.HasField("interval"):
-        return default
-    seconds = seconds_of(request.interval)
-    if seconds < _MIN_INTERVAL_SECONDS:
-        raise invalid("interval", f"interval is {seconds:g} s, must be at least {_MIN_INTERVAL_SECONDS:g} s")
-    return seconds

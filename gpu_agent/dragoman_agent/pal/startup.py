@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.plan import Plan
-from dragoman_agent.pal.planner import Limits, plan_cpu, profile_input
+from dragoman_agent.pal.planner import Limits, PlanError, plan_cpu, profile_input
 from dragoman_agent.pal.planner_cuda import plan_cuda
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
@@ -43,6 +43,11 @@ def start_on_device(model: ModelSource, requested: str, dtype: str, limits: Limi
     log.record(Decision("device", chosen.device.facts.name, chosen.reason))
     profile, _ = profile_device(chosen.device, cache_dir)
     if chosen.device.facts.kind == "cuda":
+        if dtype != "auto":
+            raise PlanError(
+                f"--dtype {dtype} is for the CPU, {chosen.device.facts.name} computes in bfloat16; "
+                "leave --dtype out or add --device cpu"
+            )
         plan, decisions = plan_cuda(profile, model.config, limits)
     else:
         plan, decisions = plan_cpu(profile, model.config, choose_cpu_road(model, dtype, cache_dir), limits)

@@ -6,15 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from google.protobuf import duration_pb2
-
+from dragoman.intervals import interval_of
 from dragoman.serving import Context
 from dragoman.v1 import hardware_pb2, hardware_service_pb2, hardware_service_pb2_grpc
-from dragoman_agent.rpc.validate import seconds_of
 
 DEFAULT_INTERVAL_SECONDS = 1.0
-MIN_INTERVAL_SECONDS = 0.02
-MAX_INTERVAL_SECONDS = 3600.0
 
 
 class HardwareSource(Protocol):
@@ -75,19 +71,3 @@ class HardwareServicer(hardware_service_pb2_grpc.HardwareServiceServicer):
         async for decision in self._view.watch_decisions():
             if request.subject in ("", decision.subject):
                 yield hardware_service_pb2.WatchDecisionsResponse(decision=decision)
-
-
-class _HasInterval(Protocol):
-    @property
-    def interval(self) -> duration_pb2.Duration:
-        """Time between messages."""
-
-    def HasField(self, name: str) -> bool:
-        """Whether a field is set."""
-
-
-def interval_of(request: _HasInterval, default: float) -> float:
-    """Seconds between two messages of a watch, not under 20 ms. Raises DragomanError for one that is not a duration."""
-    if not request.HasField("interval"):
-        return default
-    return max(seconds_of(request.interval, "interval", maximum=MAX_INTERVAL_SECONDS), MIN_INTERVAL_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 
 import grpc
@@ -28,7 +27,7 @@ from dragoman.v1 import (
     tokenizer_service_pb2_grpc,
 )
 from dragoman_agent.startup import StartupError
-from dragoman_cli.ports import holder_of
+from dragoman_cli.ports import listen_problem
 
 # A write must wait for the reader, since credit follows the writes: by default 64 KiB pile up here before one waits.
 _STREAM_OPTIONS = [("grpc.http2.write_buffer_size", 1024)]
@@ -81,11 +80,12 @@ class AgentServer:
 
     async def start(self, host: str, port: int) -> None:
         """Bind and listen; `port` 0 takes a free one, `self.port` says which. Raises StartupError."""
-        _try_port(host, port)
+        if problem := listen_problem(host, port, "--port"):
+            raise StartupError(problem)
         try:
             self.port = self._server.add_insecure_port(host_port(host, port))
-        except RuntimeError:
-            raise StartupError(port_problem(host, port, "--port")) from None
+        except RuntimeError as error:  # it was taken meanwhile
+            raise StartupError(f"cannot listen on {host_port(host, port)}: {error}") from None
         for name in _ALWAYS:
             await self._set(name, True)
         for name in _NEVER:
@@ -110,24 +110,3 @@ class AgentServer:
     async def _set(self, name: str, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set(name, status)
-
-
-def _try_port(host: str, port: int) -> None:
-    """Bind and let go: gRPC would print its own lines about a port that is taken. Raises StartupError."""
-    if not port:
-        return
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-    except OSError:
-        raise StartupError(port_problem(host, port, "--port")) from None
-
-
-def port_problem(host: str, port: int, flag: str) -> str:
-    """Why a port cannot be bound, in one line that names the process that holds it where the system tells."""
-    holder = holder_of(port)
-    if holder:
-        return f"port {port} is in use by {holder}; stop it or choose another port with {flag}"
-    return f"cannot listen on {host_port(host, port)}: it is in use or the address is not of this machine; choose another with {flag}"

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from prometheus_client import CollectorRegistry
 
 from dragoman.errors import DragomanError
+from dragoman.intervals import interval_of
 from dragoman.metric_samples import snapshot
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2, telemetry_service_pb2, telemetry_service_pb2_grpc
 from dragoman_agent.engine.messages import Step
 from dragoman_agent.rpc.engine_client import EngineClient
-from dragoman_agent.rpc.hardware import interval_of
 from dragoman_agent.rpc.validate import seconds_of
 
 DEFAULT_METRICS_SECONDS = 1.0

@@ -85,11 +85,7 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         ending = not request.HasField("add_generation_prompt") or request.add_generation_prompt
         try:
-            template = self._model.template
-            text = template.render(
-                messages, add_generation_prompt=ending, continue_final_message=request.continue_final_message
-            )
-            ids = template.encode(
+            text, ids = self._model.template.apply(
                 self._model.tokenizer,
                 messages,
                 add_generation_prompt=ending,

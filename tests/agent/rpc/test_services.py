@@ -227,7 +227,7 @@ def interval_request(request: Any, seconds: float) -> Any:
     return request
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 100_000])
+@pytest.mark.parametrize("seconds", [0, -1, 0.01, 100_000])
 async def test_interval_that_is_none(channel: grpc.aio.Channel, seconds: float) -> None:
     hardware = hardware_service_pb2_grpc.HardwareServiceStub(channel)
     telemetry = telemetry_service_pb2_grpc.TelemetryServiceStub(channel)
