@@ -6,6 +6,8 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import NamedTuple
 
+from dragoman_controller.recent import MAX_NUM_AGENTS, RecentAgents
+
 # Observed over predicted before anything was observed: eleven values whose median is 1, p10 0.75 and p90 1.5.
 # Chosen wide, so that the first quotes promise little; each observation moves the interval, and these fade out.
 PRIOR_RATIOS = (0.6, 0.75, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
@@ -107,14 +109,19 @@ class AgentQuotes:
 
 
 class Quotes:
-    """Owns what was learnt of each agent. An agent keeps it over restarts: its device is the same."""
+    """Owns what was learnt of each agent. An agent keeps it over restarts: its device is the same.
 
-    def __init__(self) -> None:
-        self._agents: dict[str, AgentQuotes] = {}
+    Names may come and go for as long as the controller runs: of more than `max_num_agents`, the one not asked about
+    for longest is forgotten and starts with the prior again.
+    """
+
+    def __init__(self, max_num_agents: int = MAX_NUM_AGENTS) -> None:
+        self._agents: RecentAgents[AgentQuotes] = RecentAgents(max_num_agents)
 
     def of(self, agent_id: str) -> AgentQuotes:
         """The quotes of an agent."""
         quotes = self._agents.get(agent_id)
         if quotes is None:
-            quotes = self._agents[agent_id] = AgentQuotes()
+            quotes = AgentQuotes()
+            self._agents.put(agent_id, quotes)
         return quotes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dragoman_controller.fleet import AgentState, Member, ModelSpec
 from dragoman_controller.ledger import Debit
 from dragoman_controller.placement import AgentView
+from dragoman_controller.recent import RecentAgents
 from dragoman_controller.requests import DEFAULT_OUTPUT_TOKENS
 
 _EXCLUSIONS = {
@@ -21,12 +22,13 @@ class ServiceTimes:
     _WEIGHT = 0.1
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self._seconds: RecentAgents[float] = RecentAgents()
 
     def observe(self, agent_id: str, total_seconds: float) -> None:
         """Takes one finished request."""
         before = self._seconds.get(agent_id)
-        self._seconds[agent_id] = total_seconds if before is None else before + self._WEIGHT * (total_seconds - before)
+        mean = total_seconds if before is None else before + self._WEIGHT * (total_seconds - before)
+        self._seconds.put(agent_id, mean)
 
     def mean(self, agent_id: str, model: ModelSpec) -> float:
         """Mean seconds of a request at this agent."""
