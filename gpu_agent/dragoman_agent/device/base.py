@@ -144,7 +144,7 @@ class Device(Protocol):
         """Take the memory the plan gives and read the weights. Raises DeviceError, changing nothing, when it cannot."""
 
     def submit(self, batch: StepBatch) -> StepHandle:
-        """Queue one step. The batch's arrays may be reused by the caller once this returns."""
+        """Queue one step. The batch is the device's until its result is taken: the caller changes nothing in it."""
 
     def close(self) -> None:
         """Free everything. Safe to call twice."""

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,9 +17,7 @@ from dragoman_agent.device.base import (
     Float32Array,
     Int32Array,
     LoadProgress,
-    Penalties,
     ProgressFn,
-    SamplingBatch,
     StepBatch,
     StepResult,
 )
@@ -110,7 +108,7 @@ class CpuDevice:
         """See Device."""
         if self._work is None:
             raise DeviceError("No model is loaded on this device; load one first.")
-        return CpuStepHandle(self._worker.submit(self._work.step, _copy(batch)))
+        return CpuStepHandle(self._worker.submit(self._work.step, batch))
 
     def close(self) -> None:
         """See Device. Waits for the step under way."""
@@ -184,45 +182,6 @@ class _Work:
             parts.append(self.sampler.score(logits, batch.score_targets[rows], batch.num_score_logprobs))
         logprobs, top_ids, top_logprobs = (np.concatenate(part) for part in zip(*parts, strict=True))
         return logprobs, top_ids.astype(np.int32), top_logprobs
-
-
-def _copy(batch: StepBatch) -> StepBatch:
-    """A batch of its own: the caller fills the arrays anew while the step runs."""
-    sampling = batch.sampling
-    return replace(
-        batch,
-        token_ids=batch.token_ids.copy(),
-        positions=batch.positions.copy(),
-        slot_mapping=batch.slot_mapping.copy(),
-        query_starts=batch.query_starts.copy(),
-        context_lens=batch.context_lens.copy(),
-        block_tables=batch.block_tables.copy(),
-        prompt_lens=batch.prompt_lens.copy(),
-        sample_seqs=batch.sample_seqs.copy(),
-        pool_seqs=batch.pool_seqs.copy(),
-        score_rows=batch.score_rows.copy(),
-        score_targets=batch.score_targets.copy(),
-        sampling=SamplingBatch(
-            temperatures=sampling.temperatures.copy(),
-            top_ks=sampling.top_ks.copy(),
-            top_ps=sampling.top_ps.copy(),
-            min_ps=sampling.min_ps.copy(),
-            seeds=sampling.seeds.copy(),
-            choices=sampling.choices.copy(),
-            cursors=sampling.cursors.copy(),
-            num_logprobs=sampling.num_logprobs.copy(),
-            penalties={row: _copy_penalties(value) for row, value in sampling.penalties.items()},
-            logit_bias={row: (ids.copy(), added.copy()) for row, (ids, added) in sampling.logit_bias.items()},
-            banned={row: ids.copy() for row, ids in sampling.banned.items()},
-            allowed={row: ids.copy() for row, ids in sampling.allowed.items()},
-            masked_rows=sampling.masked_rows.copy(),
-            masks=sampling.masks.copy(),
-        ),
-    )
-
-
-def _copy_penalties(penalties: Penalties) -> Penalties:
-    return replace(penalties, prompt_ids=penalties.prompt_ids.copy(), output_ids=penalties.output_ids.copy())
 
 
 __all__ = ["CpuDevice", "CpuStepHandle", "choose_cpu_road"]

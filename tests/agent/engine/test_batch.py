@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -54,6 +57,46 @@ def test_arrays_say_what_the_sequences_are(lab: Any, start: Any) -> None:
     assert engine.steps[-1].load.preemptions > 0
     assert any(len(b.query_starts) - 1 > len(b.sample_seqs) for b in device.batches)
     assert all(b.block_tables.dtype == b.positions.dtype == b.slot_mapping.dtype == np.int32 for b in device.batches)
+
+
+class Keeper(NullDevice):
+    """Keeps each batch, and what it was when it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[tuple[StepBatch, StepBatch]] = []
+
+    def submit(self, batch: StepBatch) -> StepHandle:
+        self.batches.append((batch, copy.deepcopy(batch)))
+        return super().submit(batch)
+
+
+def arrays_of(value: Any) -> list[np.ndarray]:
+    """Every array of a batch, in a fixed order."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    if isinstance(value, dict):
+        return [array for key in sorted(value) for array in arrays_of(value[key])]
+    if isinstance(value, tuple):
+        return [array for part in value for array in arrays_of(part)]
+    if dataclasses.is_dataclass(value):
+        return [array for field in dataclasses.fields(value) for array in arrays_of(getattr(value, field.name))]
+    return []
+
+
+def test_a_batch_is_the_devices_own(lab: Any, start: Any) -> None:
+    """A device reads a batch while the engine builds the next one: nothing in it may change or be shared."""
+    device = Keeper()
+    engine = lab(device=device, page_size=16, num_blocks=30, max_batch_tokens=50, max_num_seqs=5)
+    rich = {"temperature": 0.7, "repetition_penalty": 1.1, "logit_bias": {65: 1.0}, "allowed_token_ids": [65, 66, 67]}
+    commands = [start(f"r{i}", [i + 1] * (20 + 11 * i), 30, **(rich if i % 2 else {})) for i in range(6)]
+    engine.run(*commands, StartEmbed("e", [77] * 60))
+    assert len(device.batches) > 30
+    for batch, before in device.batches:
+        for now, then in zip(arrays_of(batch), arrays_of(before), strict=True):
+            np.testing.assert_array_equal(now, then)
+    for (one, _), (other, _) in itertools.pairwise(device.batches):
+        assert not any(np.shares_memory(a, b) for a in arrays_of(one) for b in arrays_of(other))
 
 
 def test_sampling_rows_follow_their_requests(lab: Any, start: Any) -> None:
