@@ -6,12 +6,14 @@ import asyncio
 import logging
 import sys
 
+from dragoman.channel import quiet_grpc
 from dragoman_cli.config import parse
 from dragoman_controller.config import ControllerSettings
 
 
 def main() -> None:
     """Serves until a signal. Exit codes: 0 stopped, 2 cannot start."""
+    quiet_grpc()
     settings = parse(ControllerSettings, "dragoman-controller")
     logging.basicConfig(
         stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"

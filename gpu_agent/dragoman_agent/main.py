@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from dragoman.channel import quiet_grpc
 from dragoman_agent.config import AgentSettings, settings_problem
 from dragoman_cli.config import parse
 from dragoman_cli.failure import import_problem
@@ -18,6 +19,7 @@ _EXIT_USAGE = 2
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Entry point."""
+    quiet_grpc()
     settings = parse(AgentSettings, PROG, argv)
     problem = settings_problem(settings)
     if problem:

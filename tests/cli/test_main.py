@@ -129,6 +129,22 @@ def test_nothing_to_say(dragoman: Dragoman, monkeypatch: pytest.MonkeyPatch, sai
     assert_error(dragoman("chat", "--controller", "127.0.0.1:1"), "there is nothing to say")
 
 
+@pytest.mark.parametrize(("given", "kept"), [(None, "ERROR"), ("DEBUG", "DEBUG")])
+def test_grpc_is_quiet_unless_asked_otherwise(given: str | None, kept: str) -> None:
+    code = (
+        "import os, sys\n"
+        "from dragoman_cli.main import main\n"
+        "assert 'grpc' not in sys.modules\n"
+        "try: main(['version'])\n"
+        "except SystemExit: print(os.environ['GRPC_VERBOSITY'])\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    if given:
+        environ["GRPC_VERBOSITY"] = given
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=environ)
+    assert done.stdout.splitlines()[-1] == kept, done.stderr
+
+
 def test_a_traceback_only_when_asked_for(dragoman: Dragoman) -> None:
     assert "Traceback" not in dragoman("ps", "--controller", "127.0.0.1:1").stderr
     assert "Traceback" in dragoman("-v", "ps", "--controller", "127.0.0.1:1").stderr

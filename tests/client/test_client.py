@@ -203,6 +203,24 @@ async def test_an_agent_that_dies_costs_a_pause_and_no_token(own_fleet: Any) -> 
     assert [choice.text for choice in result.choices] == [choice.text for choice in whole.choices]
 
 
+async def test_a_stream_fails_soon_when_nothing_answers_any_more(own_fleet: Any) -> None:
+    controller = own_fleet.controller()
+    own_fleet.agent("--controllers", controller.address, "--null-speed", "1")
+    async with AsyncClient(controller.address) as client:
+        async with asyncio.timeout(10):
+            while not await client.models():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        stream = client.generate("a story", ignore_eos=True)
+        stopped = 0.0
+        with pytest.raises(DragomanError, match=r"the stream was cut \(.*could not be resumed: .*connection refused"):
+            async for _ in stream:
+                if not stopped:
+                    for server in own_fleet.servers:
+                        server.process.kill()
+                    stopped = time.monotonic()
+        assert time.monotonic() - stopped < 7
+
+
 def test_sync_client(controller: str) -> None:
     with Client(controller) as client:
         wait_for_agent(client)

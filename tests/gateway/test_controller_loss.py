@@ -46,6 +46,12 @@ def test_f4_streams_go_on_without_the_controller(start_stack: Callable[..., Any]
         received = next(pieces)
         stack.controller.child.kill()
         stack.controller.stop()
+        start = time.monotonic()
+        for _ in range(2):  # the first may still wait for the controller to come back
+            refused = httpx.post(f"{stack.url}{PATH}", json={"prompt": "x", "max_tokens": 2}, timeout=30)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_agent")
+            assert int(refused.headers["retry-after"]) >= 1
+        assert time.monotonic() - start < 8
         received += b"".join(pieces)
     assert parse_events(received)[-1]["usage"]["completion_tokens"] == 300
     stack.controller = Process("dragoman_controller.main", "--port", port, "--metrics-port", "0")

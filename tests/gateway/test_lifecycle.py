@@ -214,6 +214,7 @@ def test_s17_an_engine_that_fails_in_the_middle(start_stack: Callable[..., Any])
     error = json.loads(blocks[-3].removeprefix("data: "))["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["type"] == "server_error"
+    assert "was lost: " in error["message"] and "could not be resumed: " in error["message"]
     assert sum('"error"' in block for block in blocks) == 1
     assert '"choices":[]' not in received.decode()
     metrics = httpx.get(f"{stack.url}/metrics").text
@@ -277,6 +278,24 @@ def test_sigint_ends_every_stream_with_an_event(slow_stack: Any) -> None:
     assert time.monotonic() - start < 5
     with contextlib.closing(socket.socket()) as probe:
         assert probe.connect_ex((urlsplit(url).hostname, urlsplit(url).port)) != 0
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
+def test_a_stop_while_another_agent_is_looked_for_still_says_that_the_agent_was_lost(
+    start_stack: Callable[..., Any], prompt: Any
+) -> None:
+    stack = start_stack([("--null-speed", "20")])
+    body = {"prompt": prompt, "stream": True, "max_tokens": 2000}
+    with httpx.stream("POST", f"{stack.url}{PATH}", json=body, timeout=20) as reply:
+        pieces = reply.iter_raw()
+        received = next(pieces) + next(pieces)
+        os.kill(stack.agents[0].child.pid, signal.SIGKILL)
+        time.sleep(0.3)
+        stack.gateway.ask_to_stop(signal.SIGINT)
+        received += b"".join(pieces)
+    message = json.loads(received.decode().split("\n\n")[-3].removeprefix("data: "))["error"]["message"]
+    assert "was lost: " in message
+    assert message.endswith("could not be resumed: the gateway is shutting down; try again")
 
 
 def test_bad_settings_are_one_line() -> None:

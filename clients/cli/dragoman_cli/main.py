@@ -12,6 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from dragoman.channel import quiet_grpc
+
 # verb -> (module, what --help lists); the order is the order of a newcomer's first day.
 VERBS = {
     "up": ("up", "Start controller, agent and gateway here, and serve a model."),
@@ -66,6 +68,7 @@ def _stub() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits."""
+    quiet_grpc()
     args = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and not an error

@@ -103,6 +103,7 @@ class Generation:
         self._epoch = 0
         self._agent_id = ""  # where the stream last ran
         self._attempt = 0
+        self._loss: Exception | None = None  # of the agent, while another one is looked for
         self.outcome = Outcome(prompt_tokens=spec.prompt_tokens)
 
     async def start(self) -> None:
@@ -149,7 +150,13 @@ class Generation:
             self._link.credit(self._stream_id, until)
 
     def abort(self, error: Exception) -> None:
-        """Make `start` or `next` raise `error` now, whatever they wait for."""
+        """Make `start` or `next` raise `error` now, whatever they wait for.
+
+        The end of a stream whose agent was lost is that loss, also when this process stops while it looks for another.
+        """
+        loss = self._loss or (self._failure if self._failure is not None and self._can_resume(self._failure) else None)
+        if loss is not None and isinstance(error, DragomanError):
+            error = _not_resumed(loss, error)
         self._failure = error
         self._finished = True
         self._events.clear()
@@ -309,11 +316,11 @@ class Generation:
         )
 
     async def _resume(self) -> None:
-        """Go on with another agent, from the delivered tokens. Raises the loss itself when none is found in time."""
-        loss = self._failure
+        """Go on with another agent, from the delivered tokens. Raises the loss, with why, when none is found in time."""
+        loss = self._loss = self._failure
         assert loss is not None
         if all(end is not None for end in self._finishes):
-            self._finished, self._failure = True, None  # only the closing words were lost
+            self._finished, self._failure, self._loss = True, None, None  # only the closing words were lost
             return
         self._attempt += 1
         self.outcome.num_resumes += 1
@@ -326,16 +333,17 @@ class Generation:
             try:
                 error = await self._interruptible(self._open())
             except DragomanError as refused:
-                if not refused.retryable:
+                if not refused.retryable or self._aborted.done():
                     raise
                 error = refused
             if error is None:
+                self._loss = None
                 logger.info(
                     "request %s moved from %s to %s", self.outcome.request_id, lost_agent, self.outcome.agent_id
                 )
                 return
             if time.monotonic() + delay > deadline:
-                raise loss
+                raise _not_resumed(loss, error)
             await self._interruptible(asyncio.sleep(delay))
             delay = min(delay * 2, _MAX_BACKOFF_SECONDS)
 
@@ -368,3 +376,10 @@ class Generation:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+
+
+def _not_resumed(loss: Exception, reason: Exception) -> DragomanError:
+    """The loss of an agent as the reader of a cut stream is told of it."""
+    lost = loss if isinstance(loss, DragomanError) else DragomanError(error_pb2.ERROR_REASON_AGENT_LOST, str(loss))
+    message = f"{lost.message}; the stream could not be resumed: {reason}"
+    return DragomanError(lost.reason, message, retry_delay=lost.retry_delay, metadata=lost.metadata)

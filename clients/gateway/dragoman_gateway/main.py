@@ -6,6 +6,7 @@ import logging
 import sys
 
 from dragoman.address import is_loopback
+from dragoman.channel import quiet_grpc
 from dragoman_cli.config import parse
 from dragoman_gateway.config import GatewaySettings
 
@@ -14,6 +15,7 @@ _QUIET = ("uvicorn.error",)  # its start and stop lines; ours say the same
 
 def main(argv: list[str] | None = None) -> None:
     """Run the gateway. Exits 2 with one line when the settings cannot be used."""
+    quiet_grpc()
     settings = parse(GatewaySettings, "dragoman-gateway", argv)
     logging.basicConfig(
         stream=sys.stderr,

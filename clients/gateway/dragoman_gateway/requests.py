@@ -160,10 +160,11 @@ class Job:
 
     def abort(self, error: Exception) -> None:
         """Make `start` or `next` raise `error`."""
-        self._failure = error
         self._merged.clear()
         for part in self._parts:
             part.abort(error)
+        # A part that has lost its agent knows more about the end.
+        self._failure = next((part.failure for part in self._parts if part.failure not in (None, error)), error)
         self._wake.set()
 
     def usage(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import grpc
 
 from dragoman.durations import duration_of
 from dragoman.errors import DragomanError, from_rpc_error
-from dragoman.ticket import Channels, has_detail, plain_details
+from dragoman.ticket import TRANSPORT, Channels, has_detail, plain_details
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2, generation_service_pb2_grpc
 from dragoman.v1 import generation_service_pb2 as pb
@@ -102,7 +102,10 @@ async def _read(call: Any, ticket: admission_pb.Ticket) -> pb.GenerateResponse:
 
 def _failure(error: grpc.RpcError, ticket: admission_pb.Ticket) -> DragomanError:
     if not has_detail(error) and error.code() in _LOST_CODES:
-        return lost(ticket, f"cannot be reached: {plain_details(error)}")
+        unreachable = lost(ticket, f"cannot be reached: {plain_details(error)}")
+        if not ticket.agent_id:  # an open agent is the only one there is
+            unreachable.metadata[TRANSPORT] = plain_details(error)
+        return unreachable
     if not has_detail(error) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DragomanError(error_pb2.ERROR_REASON_DEADLINE_EXCEEDED, "the deadline of the request passed")
     return from_rpc_error(error)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 KEEPALIVE_SECONDS = 5
 KEEPALIVE_TIMEOUT_SECONDS = 2
 MAX_MESSAGE_BYTES = 16 << 20
 STREAM_WINDOW_BYTES = 64 << 10
 
 Options = list[tuple[str, int]]
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC's own notices off stderr, unless the user has set GRPC_VERBOSITY. To be called before grpc is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _shared_options() -> Options:

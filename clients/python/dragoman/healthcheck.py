@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-import grpc
+from dragoman.channel import quiet_grpc
+
+if TYPE_CHECKING:
+    import grpc
 
 _SERVING = b"\x08\x01"  # HealthCheckResponse {status: SERVING}; grpc.health.v1 is frozen
 
 
 def check(address: str, service: str = "", timeout_seconds: float = 2.0) -> str:
     """Empty when the service is serving, else why not."""
+    quiet_grpc()
+    import grpc
+
     name = service.encode()
     request = (b"\x0a" + bytes([len(name)]) + name) if name else b""  # HealthCheckRequest {service: name}
     try:

@@ -37,7 +37,8 @@ class RetryPolicy:
     """How hard a client tries.
 
     A request of which nothing was delivered is asked for `max_attempts` times in all. One that was cut in the middle
-    is worth more: it is pursued for `resume_patience_seconds` after the cut, through at most 3 resumes.
+    is worth more: it is pursued for `resume_patience_seconds` after the cut, through at most 3 resumes; for
+    `refused_patience_seconds` only while every connection is refused, which is how a stopped server looks.
     Delays double from `base_seconds` up to `max_delay_seconds`, each shortened at random by up to a half; a delay that
     the server named is the least. `budget` limits the retries of one client: each costs 1, each success gives back a
     tenth, so that many failing requests do not become a storm.
@@ -47,6 +48,7 @@ class RetryPolicy:
     base_seconds: float = 0.1
     max_delay_seconds: float = 5.0
     resume_patience_seconds: float = 30.0
+    refused_patience_seconds: float = 5.0
     budget: float = 50.0
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from dragoman.results import (
     token_logprob_of,
 )
 from dragoman.retry import MAX_RESUMES, RetryBudget, RetryPolicy, Step, step_after
-from dragoman.ticket import Admission, Channels, Grant
+from dragoman.ticket import REFUSED, TRANSPORT, Admission, Channels, Grant
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2
 from dragoman.v1 import generation_service_pb2 as pb
@@ -79,7 +79,9 @@ class GenerationStream:
         self._origin: admission_pb.Ticket | None = None
         self._num_resumes = 0
         self._num_failures = 0
+        self._cut: DragomanError | None = None  # what the last cut said, until the stream goes on
         self._cut_time: float | None = None
+        self._refused_time: float | None = None  # since when nobody listens any more
         self._first_token_time: float | None = None
         self._end_time: float | None = None
         self._reading = False
@@ -188,7 +190,7 @@ class GenerationStream:
             raise lost(self._attempt.ticket, f"sent a frame that does not fit: {error}") from None
         if token is not None:
             self._first_token_time = self._first_token_time or time.monotonic()
-            self._num_failures, self._cut_time = 0, None
+            self._num_failures, self._cut, self._cut_time = 0, None, None
         return token
 
     async def _start(self) -> Attempt:
@@ -261,7 +263,7 @@ class GenerationStream:
             step = Step.GIVE_UP
         delay = self._delay_before(step, error, time.monotonic())
         if delay is None or not self._context.budget.spend():
-            self._error = error
+            self._error = _not_resumed(self._cut, error)
             return
         if step is Step.RESUME:
             self._origin = self._ticket
@@ -273,9 +275,11 @@ class GenerationStream:
         if step is Step.GIVE_UP:
             return None
         policy = self._context.policy
+        refused = error.metadata.get(TRANSPORT) == REFUSED
+        self._refused_time = (self._refused_time or now) if refused else None
         was_cut = self._first_started is not None
         if was_cut and self._cut_time is None:
-            self._cut_time = now
+            self._cut, self._cut_time = error, now
             return 0.0
         self._num_failures += 1
         delay = policy.delay(self._num_failures, error, self._context.rng)
@@ -283,6 +287,8 @@ class GenerationStream:
             return None
         if was_cut:
             patience_left = (self._cut_time or now) + policy.resume_patience_seconds - now
+            if self._refused_time is not None:
+                patience_left = min(patience_left, self._refused_time + policy.refused_patience_seconds - now)
             return delay if delay <= patience_left else None
         return delay if self._num_failures < policy.max_attempts else None
 
@@ -337,6 +343,14 @@ class GenerationStream:
             quote=self.quote,
             prompt_logprobs=tuple(token_logprob_of(entry) for entry in self._first_started.prompt_logprobs),
         )
+
+
+def _not_resumed(cut: DragomanError | None, error: DragomanError) -> DragomanError:
+    """The end of a stream: when it had been cut, what cut it comes first."""
+    if cut is None or error is cut:
+        return error
+    message = f"the stream was cut ({cut.message}) and could not be resumed: {error.message}"
+    return DragomanError(error.reason, message, retry_delay=error.retry_delay, metadata=error.metadata)
 
 
 def _seconds(

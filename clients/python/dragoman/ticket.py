@@ -19,6 +19,9 @@ CALL_SECONDS = 30.0
 # The longest wait in the controller's queue when neither the request nor the policy bounds it sooner.
 QUEUE_SECONDS = 600.0
 
+# Key in the metadata of an error made here, and its value when nobody listens at the address.
+TRANSPORT, REFUSED = "transport", "connection refused"
+
 R = TypeVar("R")
 
 
@@ -144,7 +147,9 @@ async def _ask(whom: str, remedy: str, call: Callable[[], Awaitable[R]]) -> R:
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE and not has_detail(error):
             message = f"cannot reach the {whom}: {plain_details(error)}; {remedy}"
-            raise DragomanError(error_pb2.ERROR_REASON_NO_AGENT, message) from None
+            raise DragomanError(
+                error_pb2.ERROR_REASON_NO_AGENT, message, metadata={TRANSPORT: plain_details(error)}
+            ) from None
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not has_detail(error):
             message = f"the {whom} did not answer in time"
             raise DragomanError(error_pb2.ERROR_REASON_DEADLINE_EXCEEDED, message) from None
@@ -154,7 +159,7 @@ async def _ask(whom: str, remedy: str, call: Callable[[], Awaitable[R]]) -> R:
 def plain_details(error: grpc.RpcError) -> str:
     """What the transport says, without the layers it wraps around a connection that nobody accepts."""
     details = str(error.details() or error.code().name) if hasattr(error, "details") else str(error.code().name)
-    return "connection refused" if "Connection refused" in details else details
+    return REFUSED if "Connection refused" in details else details
 
 
 def has_detail(error: grpc.RpcError) -> bool:
