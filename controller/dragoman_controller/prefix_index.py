@@ -106,11 +106,6 @@ class PrefixIndex:
             self._note(found, alive, len(block_hashes))
         return found
 
-    def held_by(self, agent_id: str) -> frozenset[int]:
-        """Every unit an agent is believed to hold."""
-        holder = self._holders.get(agent_id)
-        return frozenset(holder.hashes) if holder else frozenset()
-
     def _begin_life(self, agent_id: str, epoch: int) -> None:
         holder = self._holders.get(agent_id)
         if holder is None or holder.epoch != epoch:

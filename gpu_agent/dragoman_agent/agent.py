@@ -235,7 +235,7 @@ class Agent:
                 max_waiting_requests=plan.max_num_waiting,
                 step_model=plan.step_model.to_proto(),
                 plan_digest=plan.digest(),
-                embeds=self._model.embeds,
+                embeds=True,
                 vocabulary_size=self._model.limits.vocab_size,
             )
         return agent

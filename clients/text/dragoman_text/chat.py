@@ -37,11 +37,6 @@ class ChatTemplate:
         self._environment = BoundedEnvironment()
         self._template = None if files.chat_template is None else self._compile(files.chat_template)
 
-    @property
-    def is_set(self) -> bool:
-        """Whether the model has a chat template."""
-        return self._template is not None
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

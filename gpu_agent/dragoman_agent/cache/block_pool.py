@@ -48,10 +48,6 @@ class BlockPool:
         """Blocks found by `lookup_prefix`, referenced or idle."""
         return len(self._block_of)
 
-    def num_references(self, block: int) -> int:
-        """Tables that hold `block`."""
-        return self._num_references[block]
-
     def can_allocate(self, num_blocks: int) -> bool:
         """Whether `allocate(num_blocks)` would succeed."""
         return num_blocks <= len(self._free) + self._num_idle
@@ -162,14 +158,6 @@ class BlockPool:
         for unit in removed:
             held[unit] = held.get(unit, 0) - 1
         return [u for u, n in held.items() if n > 0], [u for u, n in held.items() if n < 0]
-
-    def cached_units(self) -> list[bytes]:
-        """All units held now, 32 bytes each, for a snapshot."""
-        units: list[bytes] = []
-        for block in self._block_of.values():
-            page = self._page_of[block]
-            units.extend(page.units if page is not None else ())
-        return units
 
     def _release(self, block: int) -> None:
         page = self._page_of[block]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,12 @@ class ServedModel:
     names: tuple[str, ...]
     digest: bytes  # 32 bytes
     limits: ModelLimits
-    files: TokenizerFiles
-    embeds: bool = True
-    tokenizer: TextTokenizer = field(init=False)
+    tokenizer: TextTokenizer
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tokenizer", TextTokenizer.from_files(self.files))
+    @property
+    def files(self) -> TokenizerFiles:
+        """What the tokenizer was made of."""
+        return self.tokenizer.files
 
     @property
     def name(self) -> str:
@@ -151,5 +151,5 @@ def served_model(source: ModelSource, names: tuple[str, ...], max_context_tokens
                 repetition_penalty=generation.repetition_penalty,
             ),
         ),
-        files=source.tokenizer,
+        tokenizer=TextTokenizer.from_files(source.tokenizer),
     )

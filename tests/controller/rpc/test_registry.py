@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.controller.held import held_by
 
 from dragoman.errors import DragomanError, from_rpc_error
 from dragoman.v1 import agent_pb2, agent_registry_service_pb2, error_pb2, fleet_service_pb2, policy_service_pb2
@@ -136,7 +137,7 @@ async def test_a_gap_in_kv_events_asks_for_a_snapshot_and_heals(clients: Any, jo
     wish = await asyncio.wait_for(call.read(), 5)
     assert wish.snapshot_wanted and wish.acknowledged_sequence == 1
     await publish(4, [11, 33, 44], snapshot=True)
-    await wait_for(lambda: server.cell.index.held_by("agent-a") == {11, 33, 44})
+    await wait_for(lambda: held_by(server.cell.index, "agent-a") == {11, 33, 44})
     call.cancel()
 
 
