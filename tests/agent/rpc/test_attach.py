@@ -82,19 +82,17 @@ class Gateway:
                 cursor += len(event.response.delta.token_ids)
 
 
-async def running(channel: grpc.aio.Channel) -> int:
-    call = telemetry_service_pb2_grpc.TelemetryServiceStub(channel).WatchLoad(telemetry_service_pb2.WatchLoadRequest())
-    async for response in call:
-        call.cancel()
-        load = response.agents[0].load
-        return load.running_requests + load.waiting_requests
-    raise AssertionError("no load")
-
-
-async def until_idle(channel: grpc.aio.Channel) -> None:
-    async with asyncio.timeout(3):
-        while await running(channel):
-            pass
+async def until_live(channel: grpc.aio.Channel, count: int, timeout: float = 20.0) -> None:
+    """Until the load says that so many requests run or wait. It follows the engine's steps and idle ticks."""
+    request = telemetry_service_pb2.WatchLoadRequest()
+    request.interval.FromMilliseconds(20)
+    call = telemetry_service_pb2_grpc.TelemetryServiceStub(channel).WatchLoad(request)
+    async with asyncio.timeout(timeout):
+        async for response in call:
+            load = response.agents[0].load
+            if load.running_requests + load.waiting_requests == count:
+                call.cancel()
+                return
 
 
 async def test_a_hundred_streams_share_frames(channel: grpc.aio.Channel) -> None:
@@ -182,11 +180,9 @@ async def test_closing_the_call_cancels_all(channel: grpc.aio.Channel) -> None:
         await gateway.start(stream, max_tokens=5000)
     while len(gateway.events) < 20:
         assert await gateway.read()
-    async with asyncio.timeout(5):
-        while await running(channel) != 20:  # the load follows the engine's steps
-            pass
+    await until_live(channel, 20)
     gateway.call.cancel()
-    await until_idle(channel)
+    await until_live(channel, 0)
 
 
 async def test_half_close_lets_running_streams_end(channel: grpc.aio.Channel) -> None:
@@ -208,7 +204,7 @@ async def test_stream_id_in_use_ends_the_call(channel: grpc.aio.Channel) -> None
             pass
     error = from_rpc_error(caught.value)
     assert (error.reason_name, error.metadata["param"]) == ("invalid_request", "start.stream_id")
-    await until_idle(channel)
+    await until_live(channel, 0)
 
 
 async def test_stream_id_may_be_used_again_after_its_end(channel: grpc.aio.Channel) -> None:
