@@ -8,9 +8,10 @@ from benchmarks.cell import Cell
 from benchmarks.streams import Stream
 
 MAX_GROWTH = 0.05
-# A descriptor or two may be a metrics scrape under way; a few MiB are the allocator's, not a leak of this size of test.
+# A descriptor or two may be a metrics scrape under way. The allocator keeps and returns some 20 MiB from one round to the
+# next with no trend over eight rounds; a slow leak is what `make soak` looks for.
 FREE_DESCRIPTORS = 4
-FREE_BYTES = 16 << 20
+FREE_BYTES = 24 << 20
 
 
 def check_streams(streams: list[Stream], expected: dict[str, list[int]]) -> None:
