@@ -13,7 +13,9 @@ from dragoman.errors import DragomanError
 from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2, generation_service_pb2_grpc
 from dragoman_gateway.attach import Links
 from dragoman_gateway.channels import Channels
+from dragoman_gateway.forms import form_of
 from dragoman_gateway.generation import Generation, GenerationSpec
+from dragoman_gateway.schema import CompletionBody
 
 EPOCH = 11
 Event = generation_service_pb2.GenerateResponse
@@ -212,3 +214,24 @@ async def test_only_the_closing_words_lost_is_no_loss() -> None:
         lambda _: [started(), delta(0, 1, 2, finish=True), failed(error_pb2.ERROR_REASON_DEVICE_FAULT)]
     )
     assert (ids, error, len(agent.requests)) == ([1, 2], None, 1)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("stop.min_output_tokens", "min_tokens"), ("stop.strings", "stop"), ("stop.token_ids[3]", "stop_token_ids"),
+        ("sampling.num_choices", "n"), ("sampling.top_p", "top_p"), ("token_ids.ids[0]", "prompt"),
+        ("cache_salt", "cache_salt"),
+    ],
+)  # fmt: skip
+async def test_refusals_name_the_fields_of_the_http_request(theirs: str, ours: str) -> None:
+    _, names = form_of(CompletionBody(prompt="x"))
+    spec = GenerationSpec(
+        admission_service_pb2.AcquireTicketRequest(), generation_service_pb2.GenerateRequest(), 1, 3, names
+    )
+    generation = Generation(spec, None, None, window=256, resume_seconds=1.0)  # type: ignore[arg-type]
+    reason = error_pb2.ERROR_REASON_INVALID_REQUEST
+    generation.on_refused(DragomanError(reason, f"{theirs}: is wrong", metadata={"param": theirs}))
+    assert isinstance(generation.failure, DragomanError)
+    assert generation.failure.message == f"{ours}: is wrong"
+    assert generation.failure.metadata["param"] == ours

@@ -44,7 +44,7 @@ def test_b05_null_and_the_edges_are_accepted() -> None:
     assert logit_bias_of({"0": -100, "258": 100}, VOCABULARY) == {0: -100.0, 258: 100.0}
 
 
-@pytest.mark.parametrize("stop", [["x"] * 1025, "x" * 100_000, [""], [3], {"a": 1}, 3])
+@pytest.mark.parametrize("stop", [["x"] * 1025, "x" * 100_000, "", [""], [3], {"a": 1}, 3])
 def test_b03_stops_over_the_cap_name_the_field(stop: Any) -> None:
     with pytest.raises(ApiError) as caught:
         stop_of(body(stop=stop), 16, VOCABULARY)
@@ -71,3 +71,9 @@ def test_b10_minus_infinity_becomes_a_number() -> None:
     assert finite_logprob(float("-inf")) == -9999.0
     assert finite_logprob(float("nan")) == -9999.0
     assert finite_logprob(-1.5) == -1.5
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+def test_top_k_off_is_spelled_in_two_ways(top_k: int) -> None:
+    sampling = sampling_of(body(top_k=top_k), None, VOCABULARY)
+    assert sampling.HasField("top_k") and sampling.top_k == 0

@@ -48,6 +48,21 @@ def test_b07_a_value_out_of_range_is_named(field: str, value: Any) -> None:
     assert field in error.message
 
 
+@pytest.mark.parametrize(
+    ("field", "values", "words"),
+    [
+        ("max_tokens", (-1, 0, 2**31, 1e30, "5"), "must be a whole number from 1 to 2147483647"),
+        ("top_k", (-2, 2**31), "must be a whole number from -1 to 2147483647"),
+        ("n", (0, 129, 1.5), "must be a whole number from 1 to 128"),
+        ("seed", (2**63, 1e30), f"must be a whole number from {-(2**63)} to {2**63 - 1}"),
+        ("temperature", (-0.1, 2.1, float("nan"), "hot"), "must be a number from 0 to 2"),
+    ],
+)
+def test_a_number_out_of_range_says_the_range(field: str, values: tuple[Any, ...], words: str) -> None:
+    for value in values:
+        assert refusal({"messages": HI, field: value}).message == f"{field}: {words}"
+
+
 def test_a_missing_field_is_named() -> None:
     error = refusal({})
     assert (error.param, error.code) == ("messages", "missing_required_parameter")

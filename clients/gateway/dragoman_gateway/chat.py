@@ -29,8 +29,6 @@ async def chat_completions(request: Request, backend: Backend, value: dict[str, 
     grammar, param_names = form_of(body)
     num_logprobs = _num_logprobs(body)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    if max_tokens is not None and max_tokens < 1:
-        raise invalid("max_tokens must be at least 1", "max_tokens")
     include_usage = check_stream_options(body, lenient=settings.lenient_stream_options)
     model = await backend.models.text(backend.models.resolve(body.model))
     salt = body.cache_salt or ""

@@ -19,8 +19,21 @@ _STRUCTURED_KINDS = {
     "grammar": "guided_grammar",
     "json_object": "guided_json_object",
 }
-# Field of the agent -> field of this API, for refusals; "sampling.grammar" depends on the request.
+# Field of the agent or the controller -> field of this API, for refusals; "sampling.grammar" depends on the request.
 _PARAM_NAMES = {
+    "sampling.num_choices": "n",
+    "num_choices": "n",
+    "sampling.num_logprobs": "logprobs",
+    "stop.max_output_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "stop.strings": "stop",
+    "stop.token_ids": "stop_token_ids",
+    "stop.ignore_eos": "ignore_eos",
+    "stop.include_stop_string": "include_stop_str_in_output",
+    "text_options.skip_special_tokens": "skip_special_tokens",
+    "token_ids": "prompt",
+    "prompt_tokens": "prompt",
+    "prompt_bytes": "prompt",
     "sampling.bad_words": "bad_words",
     "sampling.num_prompt_logprobs": "prompt_logprobs",
     "sampling.allowed_token_ids": "allowed_token_ids",

@@ -249,10 +249,12 @@ class Generation:
     def _renamed(self, error: DragomanError) -> DragomanError:
         """The error under the names of the request's own fields."""
         param = error.metadata.get("param", "")
-        for theirs, ours in self._spec.param_names.items():
-            if param.startswith(theirs):
-                error.metadata["param"] = ours
-                error.message = f"{ours}: {error.message.removeprefix(f'{param}: ')}"
+        names = self._spec.param_names
+        # The rest of them is called here as there, without the message they are in.
+        ours = next((names[name] for name in names if param.startswith(name)), param.removeprefix("sampling."))
+        if ours != param:
+            error.metadata["param"] = ours
+            error.message = f"{ours}: {error.message.removeprefix(f'{param}: ')}"
         return error
 
     def _fail(self, error: DragomanError) -> None:
@@ -270,7 +272,10 @@ class Generation:
         request.request_id = self.outcome.request_id = str(uuid.uuid4())
         if self._attempt:
             request.resume.CopyFrom(self._resume_request())
-        granted = await self._admissions.acquire(request)
+        try:
+            granted = await self._admissions.acquire(request)
+        except DragomanError as refusal:
+            raise self._renamed(refusal) from None
         tickets = [granted.ticket, *([granted.fallback_ticket] if granted.HasField("fallback_ticket") else [])]
         for ticket in tickets:
             self.outcome.agent_id, self.outcome.quote = ticket.agent_id, granted.quote

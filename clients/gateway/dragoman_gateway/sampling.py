@@ -28,7 +28,9 @@ def sampling_of(
         sampling.temperature = body.temperature + 0.0  # -0.0 becomes 0.0
     if body.top_p is not None:
         sampling.top_p = max(body.top_p, SMALLEST_TOP_P)
-    for name in ("top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+    if body.top_k is not None:
+        sampling.top_k = max(body.top_k, 0)  # -1 is what many clients send for off
+    for name in ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
         value = getattr(body, name)
         if value is not None:
             setattr(sampling, name, value)
@@ -56,6 +58,8 @@ def stop_of(
     body: SamplingBody, max_output_tokens: int | None, vocabulary_size: int
 ) -> generation_service_pb2.StopCriteria:
     """The stop message. Raises ApiError 400 naming `stop` and the cap that was passed."""
+    if body.stop == "":
+        raise invalid("stop is empty and would stop before the first character; leave it out", "stop")
     try:
         strings = validate_stops(body.stop)
     except ValueError as error:

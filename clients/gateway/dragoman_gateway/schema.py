@@ -6,6 +6,7 @@ Ranges are those of the OpenAI API description; fields it does not have follow v
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -98,7 +99,7 @@ class SamplingBody(Body):
     logit_bias: LogitBias | None = None
     user: str | None = None
     # Beyond the OpenAI API.
-    top_k: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = Field(None, description="0 and -1 keep all.")
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
@@ -126,6 +127,7 @@ class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
     messages: Messages
+    max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = Field(None, description="Wins over max_tokens.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -230,7 +232,7 @@ def parse_body(model: type[B], value: dict[str, Any], *, strict: bool = False) -
     try:
         return model.model_validate(value), ignored
     except ValidationError as error:
-        raise _first_problem(error) from None
+        raise _first_problem(model, error) from None
 
 
 def ignored_header(names: list[str]) -> dict[str, str]:
@@ -250,7 +252,19 @@ def refuse_later_features(body: ChatBody) -> None:
         raise unsupported("tool_choice", "tool calls are not served yet; leave it out or set it to none")
 
 
-def _first_problem(error: ValidationError) -> ApiError:
+@cache
+def _numbers(model: type[Body]) -> dict[str, str]:
+    """What each plain number of a body may be, in words."""
+    words = {}
+    for name, field in model.model_json_schema()["properties"].items():
+        for arm in field.get("anyOf", [field]):
+            if arm.get("type") in ("integer", "number") and {"minimum", "maximum"} <= arm.keys():
+                kind = "a whole number" if arm["type"] == "integer" else "a number"
+                words[name] = f"must be {kind} from {arm['minimum']} to {arm['maximum']}"
+    return words
+
+
+def _first_problem(model: type[Body], error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = ""
     for part in first["loc"]:
@@ -260,8 +274,7 @@ def _first_problem(error: ValidationError) -> ApiError:
             continue  # the arm of a union, which the caller knows nothing of
         else:
             path += f".{_short(part)}" if path else _short(part)
-    message = first["msg"]
-    message = message[0].lower() + message[1:]
+    message = _numbers(model).get(path) or first["msg"][0].lower() + first["msg"][1:]
     missing = first["type"] == "missing"
     return invalid(
         f"{path}: {'this field is required' if missing else message}",
