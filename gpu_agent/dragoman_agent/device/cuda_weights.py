@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,21 +11,21 @@ from torch import Tensor
 
 from dragoman_agent.device.base import LoadProgress, ProgressFn
 from dragoman_agent.model.llama import LlamaWeights, assemble
-from dragoman_agent.model.loader import read_ahead
+from dragoman_agent.model.loader import Bytes, scatter
 from dragoman_agent.model.quant import dequantise
 from dragoman_agent.model.source import ModelSource
+
+_TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Pinned buffers between files and device: enough for every thread to fill one while others are copied."""
+    """Threads and their two pinned buffers each. All buffers together should stay in the last-level cache: then the
+    bytes pass memory once on their way from the page cache to the device.
+    """
 
-    num_threads: int = min(12, os.cpu_count() or 1)
-    num_buffers: int = 24
-    buffer_bytes: int = 8 << 20
-
-
-_TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    num_threads: int = min(10, os.cpu_count() or 1)
+    buffer_bytes: int = 4 << 20
 
 
 def load_weights(
@@ -65,30 +64,41 @@ def _copy_plain(
     """Tensors stored as plain numbers, copied as they are and then cast to bfloat16 on the device."""
     layouts = {name: model.layout(name) for name in names}
     raw = {name: torch.empty(layouts[name].num_bytes, dtype=torch.uint8, device=device) for name in names}
-    pinned = [torch.empty(plan.buffer_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(plan.num_buffers)]
-    by_address = {buffer.data_ptr(): (buffer, torch.cuda.Event()) for buffer in pinned}  # type: ignore[no-untyped-call]
-    under_way: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
-    max_under_way = max(plan.num_buffers - plan.num_threads - 1, 1)
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    chunks = read_ahead(model, names, [buffer.numpy() for buffer in pinned], num_threads=plan.num_threads)
-    with torch.cuda.stream(stream):
-        for chunk in chunks:
-            size = len(chunk.data)
-            buffer, event = by_address[chunk.data.ctypes.data]
-            raw[chunk.name].narrow(0, chunk.offset, size).copy_(buffer.narrow(0, 0, size), non_blocking=True)
-            event.record(stream)
-            under_way.append((event, chunk.release))
-            while under_way and (len(under_way) > max_under_way or _is_done(under_way[0][0])):
-                oldest, release = under_way.popleft()
-                oldest.synchronize()
-                release()
-            report(size)
-    stream.synchronize()
+    torch.cuda.synchronize(device)  # the tensors may be memory that another stream still uses
+    sinks = [_PinnedSink(raw, device, plan.buffer_bytes) for _ in range(plan.num_threads)]
+    scatter(model, names, sinks, progress=report)
+    for sink in sinks:
+        sink.finish()
     return {
         name: value.view(_TORCH_DTYPES[layouts[name].dtype]).view(layouts[name].shape).to(torch.bfloat16)
         for name, value in raw.items()
     }
 
 
-def _is_done(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]
+class _PinnedSink:
+    """Two pinned buffers and a stream of one thread."""
+
+    def __init__(self, raw: dict[str, Tensor], device: torch.device, buffer_bytes: int) -> None:
+        self._raw = raw
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pinned = [torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._views = [pinned.numpy() for pinned in self._pinned]
+        self._copied = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._at = 0
+
+    def buffer(self) -> Bytes:
+        """See Sink."""
+        self._at ^= 1
+        self._copied[self._at].synchronize()
+        return self._views[self._at]
+
+    def send(self, name: str, offset: int, data: Bytes) -> None:
+        """See Sink."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            target = self._raw[name].narrow(0, offset, len(data))
+            target.copy_(self._pinned[self._at].narrow(0, 0, len(data)), non_blocking=True)
+            self._copied[self._at].record(self._stream)
+
+    def finish(self) -> None:
+        """Wait for the copies under way."""
+        self._stream.synchronize()

@@ -1,14 +1,13 @@
-"""Weights from files into buffers that a device copies from, so that disk, host copy and device copy overlap."""
+"""Weights from files to a device by several threads, each with buffers of its own: it fills one while its last is copied."""
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -35,124 +34,133 @@ class TensorReader(Protocol):
         """A tensor as stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A part of one tensor, in one of the caller's buffers.
+class Sink(Protocol):
+    """One thread's way to the device; only that thread calls it."""
 
-    `data` is valid until `release` is called, and its buffer is not used again before. A device calls it when its copy
-    from the buffer has finished, not when it was merely submitted.
+    def buffer(self) -> Bytes:
+        """The next flat uint8 buffer to fill, waited for until its last contents are copied."""
+
+    def send(self, name: str, offset: int, data: Bytes) -> None:
+        """Start to copy `data`, the first bytes of the buffer handed out last, to byte `offset` of tensor `name`."""
+
+
+def scatter(
+    source: TensorReader,
+    names: Sequence[str],
+    sinks: Sequence[Sink],
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+    read_ahead_bytes: int = READ_AHEAD_BYTES,
+) -> None:
+    """Send every byte of the tensors `names` once, one thread a sink; chunks of different threads come in any order.
+
+    Give `source.file_order()` for sequential reads. No memory is used but the sinks' buffers, and one tensor's where a
+    source has to make it. `progress` gets the bytes of each chunk, from one thread at a time. On an error all threads
+    stop, and ModelFileError names the tensor. Threads and files are gone when this returns.
     """
+    if not sinks:
+        raise ValueError("no sink: at least one is needed")
+    with ExitStack() as stack:
+        work = _Work(source, names, _Files(stack), read_ahead_bytes, progress)
+        threads = [threading.Thread(target=work.run, args=(sink,), name="weights", daemon=True) for sink in sinks[1:]]
+        for thread in threads:
+            thread.start()
+        try:
+            work.run(sinks[0])
+        finally:
+            work.stop()
+            for thread in threads:
+                thread.join()
+    if work.error is not None:
+        raise work.error
 
-    name: str
-    offset: int  # bytes from the start of the tensor
-    data: Bytes  # [num_bytes], a view of the buffer
-    is_last: bool  # of this tensor
-    release: Callable[[], None]
 
-
-@dataclass(slots=True)
-class _Task:
-    """Fill `buffer` with the bytes of a tensor from `offset` on: from a file, or from `made`."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes of one tensor: from a file, or the whole of a tensor that has to be made."""
 
     name: str
     offset: int
-    is_last: bool
-    buffer: Bytes  # cut to what is wanted
-    file: int  # descriptor, -1 for made tensors
+    num_bytes: int
+    file: int  # descriptor, -1 for a tensor to be made
     file_offset: int
-    made: Bytes | None
-    whole_buffer: Bytes = field(repr=False)
-    done: threading.Event = field(default_factory=threading.Event)
-    error: Exception | None = None
 
-    def run(self) -> None:
-        """The copy; both ways give up the interpreter lock, so several run at once."""
+
+class _Work:
+    """What is left to do, shared by the threads."""
+
+    def __init__(
+        self,
+        source: TensorReader,
+        names: Sequence[str],
+        files: _Files,
+        read_ahead_bytes: int,
+        progress: Callable[[int], None],
+    ) -> None:
+        self.error: Exception | None = None
+        self._source = source
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._making = threading.Lock()  # one made tensor at a time bounds the memory
+        self._tensors = _with_hints(source, names, files, read_ahead_bytes)
+        self._current: _Piece | None = None  # what is left of the tensor being handed out
+
+    def stop(self) -> None:
+        """No thread begins another piece."""
+        with self._lock:
+            self._tensors = iter(())
+            self._current = None
+
+    def run(self, sink: Sink) -> None:
+        """Do pieces until there are no more."""
+        piece = None
         try:
-            if self.made is not None:
-                self.buffer[:] = self.made[self.offset : self.offset + len(self.buffer)]
-            else:
-                self._read()
-        except Exception as error:  # handed to the caller, who names the tensor
-            self.error = error
-        self.done.set()
+            buffer = sink.buffer()
+            while (piece := self._next(len(buffer))) is not None:
+                if piece.file < 0:
+                    buffer = self._send_made(piece.name, sink, buffer)
+                    continue
+                view = buffer[: piece.num_bytes]
+                _read(piece.file, view, piece.file_offset)
+                self._send(sink, piece.name, piece.offset, view)
+                buffer = sink.buffer()
+        except Exception as error:  # the first is raised where scatter was called
+            with self._lock:
+                self.error = self.error or _named(piece.name if piece is not None else "", error)
+            self.stop()
 
-    def _read(self) -> None:
-        view, position = self.buffer.data, self.file_offset
-        while view:
-            count = os.preadv(self.file, [view], position)
-            if count == 0:
-                raise EOFError(f"the file ends at byte {position}")
-            view, position = view[count:], position + count
+    def _next(self, max_bytes: int) -> _Piece | None:
+        with self._lock:
+            whole = self._current
+            if whole is None:
+                try:
+                    whole = next(self._tensors, None)
+                except (OSError, MemoryError) as error:
+                    raise _named("", error) from None
+            if whole is None or whole.file < 0:
+                self._current = None
+                return whole
+            size = min(max_bytes, whole.num_bytes)
+            rest = whole.num_bytes - size
+            self._current = (
+                _Piece(whole.name, whole.offset + size, rest, whole.file, whole.file_offset + size) if rest else None
+            )
+            return _Piece(whole.name, whole.offset, size, whole.file, whole.file_offset)
 
+    def _send_made(self, name: str, sink: Sink, buffer: Bytes) -> Bytes:
+        with self._making:
+            made = self._source.tensor(name).data.reshape(-1)
+            for offset in range(0, len(made), len(buffer)):
+                view = buffer[: len(made) - offset]
+                view[:] = made[offset : offset + len(view)]
+                self._send(sink, name, offset, view)
+                buffer = sink.buffer()
+        return buffer
 
-def read_ahead(
-    source: TensorReader,
-    names: Sequence[str],
-    buffers: Sequence[Bytes],
-    *,
-    num_threads: int,
-    read_ahead_bytes: int = READ_AHEAD_BYTES,
-) -> Iterator[Chunk]:
-    """Every byte of the tensors `names`, in that order, in chunks of the buffers' size.
-
-    Give `source.file_order()` for sequential reads. `buffers` are flat uint8 arrays of one size (views of pinned memory
-    for a GPU); `num_threads` threads fill them at once, straight from the page cache. No other memory is used, except
-    one tensor's where a source has to make it.
-
-    Run the iterator to its end or close it: both stop the threads and close the files. Raises ModelFileError naming the
-    tensor when a read fails or a file got shorter; ValueError for buffers that cannot be used, or when the caller asks
-    for another chunk while holding all of them.
-    """
-    _check(buffers, num_threads)
-    free: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
-    for buffer in buffers:
-        free.put(buffer)
-    tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-    threads = [
-        threading.Thread(target=_work, args=(tasks,), name="read-ahead", daemon=True) for _ in range(num_threads)
-    ]
-    pending: deque[_Task] = deque()
-    with ExitStack() as stack:
-        wanted = _tasks(source, names, free, _Files(stack), read_ahead_bytes)
-        stack.callback(_stop, tasks, threads)
-        for thread in threads:
-            thread.start()
-        more = True
-        while more or pending:
-            while more and not free.empty():
-                task = next(wanted, None)
-                if task is None:
-                    more = False
-                else:
-                    pending.append(task)
-                    tasks.put(task)
-            if pending:
-                yield _finished(pending.popleft(), free)
-            elif more:
-                raise ValueError(f"all {len(buffers)} buffers are held by the caller; release chunks before the next")
-
-
-def _check(buffers: Sequence[Bytes], num_threads: int) -> None:
-    if num_threads < 1:
-        raise ValueError(f"num_threads is {num_threads}, at least 1 is needed")
-    if len({buffer.size for buffer in buffers}) != 1 or not buffers[0].size:
-        raise ValueError("the buffers must be one or more arrays of one size above 0")
-    for buffer in buffers:
-        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous or not buffer.flags.writeable:
-            raise ValueError("a buffer must be a flat, contiguous, writeable uint8 array")
-
-
-def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
-    while (task := tasks.get()) is not None:
-        task.run()
-
-
-def _stop(tasks: queue.SimpleQueue[_Task | None], threads: list[threading.Thread]) -> None:
-    for _ in threads:
-        tasks.put(None)
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join()
+    def _send(self, sink: Sink, name: str, offset: int, data: Bytes) -> None:
+        sink.send(name, offset, data)
+        with self._lock:
+            self._progress(len(data))
 
 
 class _Files:
@@ -175,14 +183,8 @@ class _Files:
             os.posix_fadvise(file, extent.offset, extent.num_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def _tasks(
-    source: TensorReader,
-    names: Sequence[str],
-    free: queue.SimpleQueue[Bytes],
-    files: _Files,
-    read_ahead_bytes: int,
-) -> Iterator[_Task]:
-    """A task for every chunk, each with a free buffer; hints run ahead by up to `read_ahead_bytes`."""
+def _with_hints(source: TensorReader, names: Sequence[str], files: _Files, read_ahead_bytes: int) -> Iterator[_Piece]:
+    """Each tensor as one piece; hints to the system run ahead by up to `read_ahead_bytes`."""
     ahead: deque[TensorExtent | None] = deque()
     ahead_bytes = next_hint = 0
     for index, name in enumerate(names):
@@ -194,36 +196,28 @@ def _tasks(
                     ahead_bytes += extent.num_bytes
                 ahead.append(extent)
                 next_hint += 1
-            extent = ahead.popleft()
-            made = source.tensor(name).data.reshape(-1) if extent is None else None
-            file = -1 if extent is None else files.descriptor(extent.path)
-        except (OSError, MemoryError) as error:
-            raise _failed(name, error) from None
-        total = len(made) if made is not None else extent.num_bytes if extent is not None else 0
-        start = extent.offset if extent is not None else 0
-        offset = 0
-        while offset < total:
-            buffer = free.get()
-            end = min(offset + len(buffer), total)
-            yield _Task(name, offset, end == total, buffer[: end - offset], file, start + offset, made, buffer)
-            offset = end
-        ahead_bytes -= extent.num_bytes if extent is not None else 0
+        except OSError as error:
+            raise _named(names[next_hint], error) from None
+        extent = ahead.popleft()
+        if extent is None:
+            yield _Piece(name, 0, 0, -1, 0)
+        elif extent.num_bytes:
+            yield _Piece(name, 0, extent.num_bytes, files.descriptor(extent.path), extent.offset)
+            ahead_bytes -= extent.num_bytes
 
 
-def _finished(task: _Task, free: queue.SimpleQueue[Bytes]) -> Chunk:
-    """The chunk of a task, waited for."""
-    task.done.wait()
-    if task.error is not None:
-        raise _failed(task.name, task.error) from None
-    held = [task.whole_buffer]
-
-    def release() -> None:
-        if held:
-            free.put(held.pop())
-
-    return Chunk(task.name, task.offset, task.buffer, task.is_last, release)
+def _read(file: int, target: Bytes, position: int) -> None:
+    view = target.data
+    while view:
+        count = os.preadv(file, [view], position)
+        if count == 0:
+            raise EOFError(f"the file ends at byte {position}")
+        view, position = view[count:], position + count
 
 
-def _failed(name: str, error: BaseException) -> ModelFileError:
+def _named(name: str, error: Exception) -> Exception:
+    """The error of a tensor for a person; what is no fault of the file stays what it is."""
+    if isinstance(error, ModelFileError) or not isinstance(error, OSError | EOFError | MemoryError):
+        return error
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return ModelFileError(f"tensor {name!r}", f"could not be read ({reason})", "check the disk, fetch the model again")
