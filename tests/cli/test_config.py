@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from dragoman_agent.config import AgentSettings
-from dragoman_cli.config import ConfigError, parse, parse_with_origins, read_file, resolve
+from dragoman_cli.config import ConfigError, misspelled_variables, parse, parse_with_origins, read_file, resolve
 from dragoman_cli.up_settings import UpSettings, agent_arguments, controller_arguments, gateway_arguments
 from dragoman_cli.values import read_value
 from dragoman_controller.config import ControllerSettings
@@ -213,3 +213,9 @@ def test_up_passes_on_only_options_that_its_processes_have() -> None:
     assert (agent.served_model_name, agent.null_oracle, agent.controllers) == (("a", "b"), "echo", ("h:1",))
     assert parse(ControllerSettings, "dragoman-controller", controller_arguments(settings), {}).port == 50050
     assert parse(GatewaySettings, "dragoman-gateway", gateway_arguments(settings, "h:1"), {}).controller == "h:1"
+
+
+def test_a_misspelled_variable_is_warned_about() -> None:
+    environ = {"DRAGOMAN_PROT": "1", "DRAGOMAN_API_KEY": "x", "DRAGOMAN_MODEL": "m", "DRAGOMAN_OF_ANOTHER_TOOL": "1"}
+    (warning,) = misspelled_variables(environ)
+    assert warning == "the variable DRAGOMAN_PROT is not read by anything; did you mean DRAGOMAN_PORT?"

@@ -122,6 +122,13 @@ def test_no_controller(dragoman: Dragoman, verb: tuple[str, ...]) -> None:
     assert_error(done, "cannot reach the controller at 127.0.0.1:1", "connection refused", "dragoman up")
 
 
+def test_a_misspelled_variable_is_said_at_the_start(dragoman: Dragoman, tmp_path: Path) -> None:
+    done = dragoman("up", "--cache-dir", str(tmp_path), "--port=0", environ={"DRAGOMAN_PROT": "1"})
+    assert done.stderr.startswith(
+        "warning: the variable DRAGOMAN_PROT is not read by anything; did you mean DRAGOMAN_PORT?"
+    )
+
+
 @pytest.mark.parametrize("said", ["", "  "])
 def test_nothing_to_say(dragoman: Dragoman, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     assert_error(dragoman("chat", said, "--controller", "127.0.0.1:1"), "there is nothing to say", 'dragoman chat "')

@@ -62,8 +62,8 @@ async def test_a_death_shows_the_last_error_line(bench: Bench) -> None:
     child = await bench.start("print('dragoman-agent: the file is broken', file=sys.stderr)\nsys.exit(2)\n")
     with pytest.raises(Failure) as failure:
         await child.expect("serving")
-    assert failure.value.what == "the agent exited with 2"
-    assert failure.value.why == "the file is broken"
+    assert (failure.value.what, failure.value.why) == ("the agent cannot start: the file is broken", "")
+    assert bench.log == [], "it is told once"
     await bench.supervisor.stop()
 
 

@@ -221,6 +221,13 @@ async def test_a_stream_fails_soon_when_nothing_answers_any_more(own_fleet: Any)
         assert time.monotonic() - stopped < 7
 
 
+def test_an_empty_address_is_an_error() -> None:
+    with pytest.raises(DragomanError, match="controller: the address is empty"):
+        Client("")
+    with pytest.raises(DragomanError, match="agent: the address is empty"):
+        Client(agent=" ")
+
+
 def test_sync_client(controller: str) -> None:
     with Client(controller) as client:
         wait_for_agent(client)

@@ -341,7 +341,7 @@ def test_a_model_that_was_not_fetched(up, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "part"), [(None, "/m.gguf"), (b"GGUF\x03\x00\x00\x00", "m.gguf"), (b"not a model", "m.gguf")]
+    ("content", "part"), [(None, "/m.gguf"), (b"GGUF\x03\x00\x00\x00", "m.gguf"), (b"not a model", "not a GGUF file")]
 )
 def test_a_model_file_that_cannot_be_used(up, tmp_path: Path, content: bytes | None, part: str) -> None:
     path = tmp_path / "m.gguf"
@@ -349,7 +349,8 @@ def test_a_model_file_that_cannot_be_used(up, tmp_path: Path, content: bytes | N
         path.write_bytes(content)
     run: Run = up("--device=cpu", f"--model={path}", *FREE_PORTS)
     assert run.process.wait(30) == 1
-    assert "error: the agent exited with 2" in run.err
+    assert "error: the agent cannot start: " in run.err
     assert part in run.err
+    assert run.err.count("m.gguf") == 1, "told once"
     assert "Traceback" not in run.err
     run.assert_nothing_left()

@@ -16,6 +16,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -23,6 +24,14 @@ from dragoman_cli.values import describe_kind, is_flag, read_value
 
 ENV_PREFIX = "DRAGOMAN_"
 SECTIONS = ("agent", "controller", "gateway", "up")
+SETTINGS_TYPES = {
+    "agent": ("dragoman_agent.config", "AgentSettings"),
+    "controller": ("dragoman_controller.config", "ControllerSettings"),
+    "gateway": ("dragoman_gateway.config", "GatewaySettings"),
+    "up": ("dragoman_cli.up_settings", "UpSettings"),
+}
+# Read elsewhere than in the settings.
+_OTHER_VARIABLES = ("CONFIG", "DEBUG", "CONTROLLER", "CACHE_DIR", "REQUIRE", "FAULTS")
 _EXIT_USAGE = 2
 
 
@@ -178,6 +187,24 @@ def build_parser(settings_type: type[DataclassInstance], prog: str) -> argparse.
         help=f"TOML file; this program reads the section [{section_of(prog)}] [env {ENV_PREFIX}CONFIG]",
     )
     return parser
+
+
+def misspelled_variables(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each DRAGOMAN_ variable that nothing reads and whose name is near one that something reads."""
+    given = [name for name in environ if name.startswith(ENV_PREFIX)]
+    known = {f"{ENV_PREFIX}{name}": None for name in _OTHER_VARIABLES}
+    for module, settings in SETTINGS_TYPES.values() if given else ():
+        try:
+            fields = dataclasses.fields(getattr(import_module(module), settings))
+        except ImportError:  # that part is not installed
+            continue
+        known |= {f"{ENV_PREFIX}{field.name.upper()}": None for field in fields}
+    warnings = []
+    for name in given:
+        near = [] if name in known else difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+        if near:
+            warnings.append(f"the variable {name} is not read by anything; did you mean {near[0]}?")
+    return warnings
 
 
 def flag_of(name: str) -> str:

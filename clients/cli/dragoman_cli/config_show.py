@@ -14,7 +14,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from dragoman_cli.config import ENV_PREFIX, SECTIONS, ConfigError, Resolved, did_you_mean, read_file, resolve
+from dragoman_cli.config import (
+    ENV_PREFIX,
+    SECTIONS,
+    SETTINGS_TYPES,
+    ConfigError,
+    Resolved,
+    did_you_mean,
+    read_file,
+    resolve,
+)
 from dragoman_cli.console import make_console
 from dragoman_cli.failure import Failure
 
@@ -22,12 +31,6 @@ app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show the settings in effect."
 )
 
-_TYPES = {
-    "agent": ("dragoman_agent.config", "AgentSettings"),
-    "controller": ("dragoman_controller.config", "ControllerSettings"),
-    "gateway": ("dragoman_gateway.config", "GatewaySettings"),
-    "up": ("dragoman_cli.up_settings", "UpSettings"),
-}
 # Values that are not shown.
 _SECRETS = ("api_key",)
 
@@ -68,7 +71,7 @@ def show(
 
 
 def _settings_type(name: str) -> Any:
-    module, settings_type = _TYPES[name]
+    module, settings_type = SETTINGS_TYPES[name]
     return getattr(import_module(module), settings_type)
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from dragoman_cli.failure import Failure
 
 _LINES_KEPT = 200
+_EXIT_REFUSED = 2  # how our servers end when they cannot start, after one line
 _MAX_LINE_BYTES = 1 << 20
 _LAST_WORDS_SECONDS = 1.0
 # Stopping takes this long at most: the children end their streams, and what remains is killed.
@@ -56,6 +57,7 @@ class Child:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tail: deque[str] = deque(maxlen=_LINES_KEPT)
         self._fatal = ""
+        self._refusal = ""
         self._readers = [asyncio.create_task(self._read_events(events)), asyncio.create_task(self._read_log(log))]
 
     async def event(self) -> Event:
@@ -101,6 +103,9 @@ class Child:
                 f"the {self.name} {how}", "somebody killed it, or the kernel did for want of memory",
                 "look for 'Out of memory' in dmesg; if it is there, free memory or take a smaller --max-context or model",
             )  # fmt: skip
+        if code == _EXIT_REFUSED and not self._fatal and self._refusal:
+            # One line that says what, why and what to do.
+            return Failure(f"the {self.name} cannot start: {self._refusal}")
         return Failure(f"the {self.name} {how}", why, f"run dragoman-{self.name} alone to see all of its log")
 
     def last_error(self) -> str:
@@ -145,6 +150,9 @@ class Child:
     async def _read_log(self, pipe: Pipe) -> None:
         async for line in pipe.lines():
             self._tail.append(line)
+            if line.startswith(f"dragoman-{self.name}: "):
+                self._refusal = self.last_error()  # told with its death, once
+                continue
             self._show(self.name, line)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dragoman_cli.config import Resolved, flag_of, parse_with_origins, read_file, resolve
+from dragoman_cli.config import Resolved, flag_of, misspelled_variables, parse_with_origins, read_file, resolve
 from dragoman_cli.failure import Failure, report, require_extras
 from dragoman_cli.loading import Loading
 from dragoman_cli.ports import check_port
@@ -38,6 +39,9 @@ def up(context: typer.Context) -> None:
     """Start controller, agent and gateway here, and serve a model."""
     began = time.monotonic()
     resolved = parse_with_origins(UpSettings, "dragoman up", list(context.args))
+    # Here and not in the servers, which do not know each other's settings.
+    for warning in misspelled_variables(os.environ):
+        print(f"warning: {warning}", file=sys.stderr)
     check_machine(resolved.settings)
     raise typer.Exit(asyncio.run(Up(resolved, began).run()))
 

@@ -69,6 +69,9 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
+        for name, value in (("controller", controller), ("agent", agent)):
+            if value is not None and not value.strip():
+                raise invalid(name, "the address is empty; give host:port, or leave it out for the default")
         policy = retry or RetryPolicy()
         address = controller or os.environ.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
         self._controller = None if agent is not None else address

@@ -8,11 +8,22 @@ from pathlib import Path
 from dragoman_agent.model.errors import ModelFileError
 
 
-def map_file(path: Path, kind: str, smallest_bytes: int) -> mmap.mmap:
-    """The whole file, mapped. Raises ModelFileError when it cannot be opened or is too small to be a `kind` file."""
+def map_file(path: Path, kind: str, smallest_bytes: int, magic: bytes = b"") -> mmap.mmap:
+    """The whole file, mapped. Raises ModelFileError when it cannot be opened or is too small to be a `kind` file.
+
+    `magic` is what every such file begins with: a short file of another kind is not told to be a cut one.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
+            file.seek(0)
+            beginning = file.read(len(magic))
+            if not magic.startswith(beginning):
+                raise ModelFileError(
+                    path,
+                    f"not a {kind} file: it begins with {beginning!r}, {kind} begins with {magic!r}",
+                    f"give a {kind} file",
+                )
             if size < smallest_bytes:
                 raise ModelFileError(
                     path, f"{size} bytes are too few for a {kind} file", "the download is incomplete, fetch it again"

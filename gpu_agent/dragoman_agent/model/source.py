@@ -72,6 +72,9 @@ def open_model(spec: str, cache_dir: Path) -> ModelSource:
 
     Reads headers only. Raises ModelFileError: nothing there, several models, a damaged file, an unknown architecture.
     """
+    if not spec.strip():
+        known = ", ".join(KNOWN_MODELS)
+        raise ModelFileError("--model", "is empty", f"give a path or one of: {known}")
     if spec.startswith(RANDOM_PREFIX):
         return RandomSource(spec.removeprefix(RANDOM_PREFIX))
     if spec.lower() in KNOWN_MODELS:

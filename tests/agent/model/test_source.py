@@ -344,3 +344,13 @@ def test_opening_imports_no_torch(embedded_model_path: Path) -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"torch", "gguf", "transformers", "grpc"}.isdisjoint(loaded)
+
+
+def test_an_empty_spec_and_a_short_text_file_are_told_as_what_they_are(tmp_path: Path) -> None:
+    for spec in ("", " "):
+        with pytest.raises(ModelFileError, match="--model: is empty; give a path or one of: embedded"):
+            open_model(spec, tmp_path)
+    text = tmp_path / "notes.txt"
+    text.write_text("hi there")
+    with pytest.raises(ModelFileError, match="not a GGUF file: it begins with b'hi t'"):
+        open_model(str(text), tmp_path)
