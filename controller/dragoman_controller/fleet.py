@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from dragoman.errors import DragomanError
+from dragoman.limits import MAX_AGENT_ID_BYTES
 from dragoman.v1 import error_pb2
 from dragoman_controller.steps import StepTable
-from dragoman_controller.tickets import MAX_AGENT_ID_BYTES
 
 SUSPECT_SECONDS = 3.0
 DEAD_SECONDS = 6.0

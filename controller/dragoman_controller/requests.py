@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dragoman.errors import DragomanError
+from dragoman.limits import MAX_NUM_CHOICES, MAX_RESUMES
 from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman.v1 import error_pb2
 
-MAX_RESUME_ATTEMPTS = 3
-MAX_NUM_CHOICES = 128
 MAX_ID_BYTES = 128
 DIGEST_BYTES = 32
 # English text runs at about four bytes a token; used only to predict where the client has no tokenizer.
@@ -136,12 +135,12 @@ def validate(request: AdmissionRequest, needs_id: bool = True) -> None:
 def _validate_resume(resume: Resume) -> None:
     if resume.attempt == 0:
         raise _invalid("resume.attempt", "resume.attempt is 0: the first resume is attempt 1")
-    if resume.attempt > MAX_RESUME_ATTEMPTS:
+    if resume.attempt > MAX_RESUMES:
         raise DragomanError(
             error_pb2.ERROR_REASON_RESUME_REFUSED,
-            f"resume attempt {resume.attempt} is refused: a stream is resumed at most {MAX_RESUME_ATTEMPTS} times, "
+            f"resume attempt {resume.attempt} is refused: a stream is resumed at most {MAX_RESUMES} times, "
             "start the request again",
-            metadata={"param": "resume.attempt", "limit": str(MAX_RESUME_ATTEMPTS)},
+            metadata={"param": "resume.attempt", "limit": str(MAX_RESUMES)},
         )
 
 

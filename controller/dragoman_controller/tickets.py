@@ -18,17 +18,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dragoman.errors import DragomanError
+from dragoman.limits import TICKET_JTI_BYTES, TICKET_KEY_BYTES, TICKET_VERSION
 from dragoman.v1 import error_pb2, ticket_pb2
 
-TICKET_VERSION = 1
 # Holds for agent ids up to 28 bytes; a longer id makes the ticket longer by as much.
 MAX_TICKET_BYTES = 199
 _USUAL_AGENT_ID_BYTES = 28
 USABLE_SECONDS = 10.0
-KEY_BYTES = 32
-JTI_BYTES = 16
-# A DNS label. With every other claim at its longest at least 8 bytes are left for the tenant.
-MAX_AGENT_ID_BYTES = 63
 _INFO_PREFIX = b"dragoman ticket v1"
 _MAX_RANDOM_KEY_ID = 1 << 14
 _KEY_LINE = re.compile(r"(?P<key_id>\d+)\s+(?P<key>[0-9a-fA-F]{64})")
@@ -44,13 +40,13 @@ class CellKey:
     @classmethod
     def random(cls) -> CellKey:
         """A key for one life of this controller. The random id keeps it apart from other controllers' keys."""
-        return cls(1 + secrets.randbelow(_MAX_RANDOM_KEY_ID - 1), secrets.token_bytes(KEY_BYTES))
+        return cls(1 + secrets.randbelow(_MAX_RANDOM_KEY_ID - 1), secrets.token_bytes(TICKET_KEY_BYTES))
 
 
 def derive_key(cell_key: bytes, agent_id: str, epoch: int) -> bytes:
     """The key of one life of one agent, 32 bytes. HKDF: RFC 5869; salt empty, info = label, epoch, agent id."""
     info = _INFO_PREFIX + struct.pack("<Q", epoch) + agent_id.encode()
-    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(cell_key)
+    return HKDF(algorithm=SHA256(), length=TICKET_KEY_BYTES, salt=None, info=info).derive(cell_key)
 
 
 def read_cell_keys(path: Path) -> tuple[CellKey, ...]:
@@ -131,7 +127,7 @@ class TicketMinter:
     def mint(self, claims: Claims, confirmed_key_ids: tuple[int, ...] | None = None) -> Minted:
         """A ticket of under 200 bytes, see MAX_TICKET_BYTES. `confirmed_key_ids`: keys the agent holds; None means all."""
         key = self._signing_key(confirmed_key_ids)
-        jti = secrets.token_bytes(JTI_BYTES)
+        jti = secrets.token_bytes(TICKET_JTI_BYTES)
         message = ticket_pb2.TicketClaims(
             version=TICKET_VERSION,
             key_id=key.key_id,

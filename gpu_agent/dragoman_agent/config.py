@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.address import is_loopback
+from dragoman.limits import MAX_AGENT_ID_BYTES
 
 
 def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
     return {"help": help, "group": group, **metadata}
 
 
-MAX_AGENT_ID_CHARS = 63  # a DNS label: the id is a name in the agent's certificate
 _AGENT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _MODEL, _DEVICE, _NETWORK, _LIFE = "model", "device", "network", "process"
 
@@ -32,7 +32,8 @@ class AgentSettings:
         default=(), metadata=_about("names clients ask for; the first is shown", group=_MODEL)
     )
     dtype: str = field(
-        default="auto", metadata=_about("number format of the computation", group=_MODEL, choices=("auto", "int8", "float32"))
+        default="auto",
+        metadata=_about("number format of the computation", group=_MODEL, choices=("auto", "int8", "float32")),
     )
     max_context: int | None = field(
         default=None,
@@ -117,7 +118,7 @@ class AgentSettings:
     def resolved_agent_id(self, device_kind: str) -> str:
         """The agent's id. Agents of one host and device need an id each; the controller refuses a second one."""
         host = re.sub(r"[^A-Za-z0-9.-]", "-", platform.node()) or "localhost"
-        return self.agent_id or f"{host[: MAX_AGENT_ID_CHARS - len(device_kind) - 1]}-{device_kind}"
+        return self.agent_id or f"{host[: MAX_AGENT_ID_BYTES - len(device_kind) - 1]}-{device_kind}"
 
 
 def settings_problem(settings: AgentSettings) -> str:
@@ -129,9 +130,9 @@ def settings_problem(settings: AgentSettings) -> str:
         )
     if not settings.open and not settings.controllers:
         return "no request could be accepted: give --controllers HOST:PORT, or --open for an agent without tickets"
-    if len(settings.agent_id) > MAX_AGENT_ID_CHARS or not _AGENT_ID.fullmatch(settings.agent_id or "default"):
+    if len(settings.agent_id) > MAX_AGENT_ID_BYTES or not _AGENT_ID.fullmatch(settings.agent_id or "default"):
         return (
-            f"--agent-id {settings.agent_id[:80]!r} must be 1 to {MAX_AGENT_ID_CHARS} letters, digits, dots, dashes or "
+            f"--agent-id {settings.agent_id[:80]!r} must be 1 to {MAX_AGENT_ID_BYTES} letters, digits, dots, dashes or "
             "underscores, as it becomes part of tickets and certificates"
         )
     return ""

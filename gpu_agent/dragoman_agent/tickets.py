@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from dragoman.errors import DragomanError
+from dragoman.limits import TICKET_JTI_BYTES, TICKET_KEY_BYTES, TICKET_MODEL_DIGEST_BYTES, TICKET_VERSION
 from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_inputs, prompt_digest_of_text
 from dragoman.v1 import embedding_service_pb2, error_pb2, generation_service_pb2, ticket_pb2
 
-VERSION = 1
-JTI_BYTES = 16
-KEY_BYTES = 32
-MODEL_DIGEST_BYTES = 16
 MAX_TICKET_BYTES = 4096
 # A ticket may wait 10 s for its first use; the used ones are remembered well past that.
 USED_WINDOW_MS = 120_000
@@ -83,7 +80,7 @@ class TicketVerifier:
         """`monotonic_ms` is the clock reported in heartbeats; tickets expire by it, never by wall-clock time."""
         self._agent_id = agent_id
         self._epoch = epoch
-        self._model_digest = model_digest[:MODEL_DIGEST_BYTES]
+        self._model_digest = model_digest[:TICKET_MODEL_DIGEST_BYTES]
         self._monotonic_ms = monotonic_ms
         self._keys: dict[str, dict[int, bytes]] = {}
         self._used: OrderedDict[bytes, int] = OrderedDict()
@@ -92,8 +89,8 @@ class TicketVerifier:
     def set_keys(self, source: str, keys: Mapping[int, bytes]) -> None:
         """Replace the keys one controller gave (`source` is its address). Raises ValueError for a key of wrong length."""
         for key_id, key in keys.items():
-            if len(key) != KEY_BYTES:
-                raise ValueError(f"ticket key {key_id} has {len(key)} bytes, {KEY_BYTES} are needed")
+            if len(key) != TICKET_KEY_BYTES:
+                raise ValueError(f"ticket key {key_id} has {len(key)} bytes, {TICKET_KEY_BYTES} are needed")
         self._keys[source] = dict(keys)
 
     def verify(self, token: bytes, presented: Presented) -> Grant:
@@ -105,8 +102,10 @@ class TicketVerifier:
         if not token:
             raise _refusal("REQUIRED", "this agent takes requests with a ticket only; acquire one from the controller")
         claims = self._authentic_claims(token)
-        if claims.version != VERSION:
-            raise _refusal("INVALID", f"the ticket has version {claims.version}, this agent reads {VERSION}; update it")
+        if claims.version != TICKET_VERSION:
+            raise _refusal(
+                "INVALID", f"the ticket has version {claims.version}, this agent reads {TICKET_VERSION}; update it"
+            )
         self._check_addressee(claims)
         self._check_unused(claims.jti)
         if self._monotonic_ms() > claims.not_after_ms:
@@ -145,12 +144,12 @@ class TicketVerifier:
         if not self._signed_by_known_key(claims.key_id, signed.claims, signed.mac):
             # Keys are derived from agent and epoch: a genuine ticket for another life of this agent fails here too, and its
             # holder should acquire a new one instead of giving up.
-            if claims.version == VERSION and len(claims.jti) == JTI_BYTES:
+            if claims.version == TICKET_VERSION and len(claims.jti) == TICKET_JTI_BYTES:
                 self._check_addressee(claims)
             raise _refusal(
                 "INVALID", "the ticket was altered or signed with a key this agent does not know; acquire a new one"
             )
-        if len(claims.jti) != JTI_BYTES:
+        if len(claims.jti) != TICKET_JTI_BYTES:
             raise malformed
         return claims
 

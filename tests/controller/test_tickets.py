@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.errors import DragomanError
+from dragoman.limits import MAX_AGENT_ID_BYTES
 from dragoman.v1 import error_pb2, ticket_pb2
 from dragoman_agent.tickets import Presented, TicketVerifier
 from dragoman_controller.tickets import (
-    MAX_AGENT_ID_BYTES,
     MAX_TICKET_BYTES,
     CellKey,
     Claims,

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dragoman.errors import DragomanError
+from dragoman.limits import MAX_RESUMES
 from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2
 from dragoman_gateway.admission import Admissions
 from dragoman_gateway.attach import AgentLink, Links
 
 logger = logging.getLogger(__name__)
 
-MAX_RESUMES = 3
 MAX_STARTS = 3
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 1.0

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import WithJsonSchema
 
+from dragoman.limits import MAX_NUM_CHOICES
 from dragoman_gateway.errors import ApiError, invalid, unsupported
 
 MAX_COUNT = 2**31 - 1  # of tokens; larger numbers can only be mistakes
-MAX_NUM_CHOICES = 128
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _MAX_IGNORED_NAMES = 32
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 
-MAX_RESUMES = 3
 _TENTHS = 10
 
 # The agent is gone, or gave the request up, and another may go on at the last cursor.

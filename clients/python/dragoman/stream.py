@@ -14,6 +14,7 @@ from typing import Literal
 from dragoman.attempt import Attempt, lost, open_attempt
 from dragoman.durations import duration_of, seconds_of
 from dragoman.errors import DragomanError
+from dragoman.limits import MAX_RESUMES
 from dragoman.progress import CursorGapError, Progress
 from dragoman.request import read_seconds
 from dragoman.results import (
@@ -25,7 +26,7 @@ from dragoman.results import (
     quote_of,
     token_logprob_of,
 )
-from dragoman.retry import MAX_RESUMES, RetryBudget, RetryPolicy, Step, step_after
+from dragoman.retry import RetryBudget, RetryPolicy, Step, step_after
 from dragoman.ticket import REFUSED, TRANSPORT, Admission, Channels, Grant
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2

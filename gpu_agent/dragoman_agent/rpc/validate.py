@@ -11,6 +11,7 @@ from typing import NoReturn
 from google.protobuf import duration_pb2
 
 from dragoman.errors import DragomanError
+from dragoman.limits import MAX_NUM_CHOICES, MAX_RESUMES
 from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2
 from dragoman_agent.engine.messages import Sampling, Start, Stop
 from dragoman_agent.rpc.constraints import EncodeWord, bad_word_ids, cannot_encode, grammar_spec, num_prompt_logprobs
@@ -18,13 +19,11 @@ from dragoman_agent.rpc.refusal import invalid
 from dragoman_agent.tickets import OPEN_GRANT, Grant, check_prompt_tokens
 from dragoman_text import validate_stops
 
-MAX_NUM_CHOICES = 128
 MAX_NUM_LOGPROBS = 20
 MAX_NUM_LOGIT_BIAS = 4096
 MAX_NUM_STOP_TOKEN_IDS = 1024
 MAX_ID_CHARS = 128
 MAX_CACHE_SALT_CHARS = 256
-MAX_RESUME_ATTEMPTS = 3
 MAX_DEADLINE_SECONDS = 30 * 86400.0
 DEFAULT_CREDIT = 256
 # Tighter values overflow float32 logits; looser ones change nothing any more.
@@ -295,8 +294,8 @@ def _resume_refused(message: str, param: str) -> NoReturn:
 def _apply_resume(start: Start, request: generation_service_pb2.GenerateRequest, model: ModelLimits) -> None:
     """Put what was delivered into the command. Raises DragomanError where it does not fit the request."""
     resume = request.resume
-    if not 1 <= resume.attempt <= MAX_RESUME_ATTEMPTS:
-        _resume_refused(f"is {resume.attempt}, must be 1 to {MAX_RESUME_ATTEMPTS}", "resume.attempt")
+    if not 1 <= resume.attempt <= MAX_RESUMES:
+        _resume_refused(f"is {resume.attempt}, must be 1 to {MAX_RESUMES}", "resume.attempt")
     if request.sampling.HasField("seed") and request.sampling.seed != resume.seed:
         _resume_refused("is not the seed of the request; send both as they were", "resume.seed")
     start.sampling.seed = resume.seed

@@ -1,0 +1,14 @@
+"""Limits of the protocol: what client, gateway, controller and agent must agree on."""
+
+from __future__ import annotations
+
+MAX_RESUMES = 3  # of one stream
+MAX_NUM_CHOICES = 128
+# A DNS label: the id is a name in the agent's certificate. With every other claim of a ticket at its longest at least
+# 8 bytes are left for the tenant.
+MAX_AGENT_ID_BYTES = 63
+
+TICKET_VERSION = 1
+TICKET_KEY_BYTES = 32
+TICKET_JTI_BYTES = 16
+TICKET_MODEL_DIGEST_BYTES = 16
