@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -17,6 +19,9 @@ FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread
 LIBRARY = "libdragoman_cpu.so"
 COMPILERS = ("g++", "c++", "clang++")
 BUILD_TIMEOUT_SECONDS = 300.0
+
+logger = logging.getLogger(__name__)
+_private: dict[Path, Path] = {}  # builds of this process alone: where each should have been, where it is
 
 
 class KernelBuildError(Exception):
@@ -102,7 +107,8 @@ def build(cache_dir: Path, *, compiler: str | None = None, march: str = "native"
     """Path of the compiled library, compiling it (about 5 s) when the cache has none for this content.
 
     `cache_dir` is Dragoman's cache folder; builds lie in its `kernels`. Safe to call from several processes: each
-    compiles aside and one atomic rename wins. Raises KernelBuildError with the compiler's log.
+    compiles aside and one atomic rename wins. Where the cache cannot be written, a folder of this process alone takes the
+    library, with a warning, and is removed at exit. Raises KernelBuildError with the compiler's log.
     """
     spec = describe(compiler, march)
     sources = read_sources()
@@ -113,10 +119,30 @@ def build(cache_dir: Path, *, compiler: str | None = None, march: str = "native"
             root.mkdir(parents=True, exist_ok=True)
             _build_into(target, spec, sources)
         except OSError as error:
-            raise KernelBuildError(
-                f"The CPU kernels cannot be stored in {root}: {error}. Make it writable or choose another cache folder."
-            ) from error
+            return _build_privately(target, spec, sources, error)
     return target / LIBRARY
+
+
+def _build_privately(target: Path, spec: BuildSpec, sources: dict[str, bytes], problem: OSError) -> Path:
+    """As `build`, where `target` cannot be made because of `problem`; once a process for each target."""
+    if target not in _private:
+        logger.warning(
+            "the kernel cache %s cannot be written (%s): the CPU kernels are compiled for this process alone, at each start; "
+            "make it writable or choose another cache folder (DRAGOMAN_CACHE_DIR)",
+            target.parent,
+            problem.strerror or problem,
+        )
+        try:
+            folder = tempfile.mkdtemp(prefix="dragoman-kernels-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            _build_into(Path(folder) / target.name, spec, sources)
+        except OSError as error:
+            raise KernelBuildError(
+                f"The CPU kernels can be stored neither in {target.parent} ({problem}) nor in a temporary folder ({error}). "
+                "Make one of them writable or choose another cache folder."
+            ) from error
+        _private[target] = Path(folder) / target.name / LIBRARY
+    return _private[target]
 
 
 def _build_into(target: Path, spec: BuildSpec, sources: dict[str, bytes]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,10 +72,32 @@ def test_no_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert builder.available("/no/such/compiler") is not None
 
 
-def test_an_unwritable_cache_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_cache_costs_a_build_for_this_process_alone(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     compiler = write_compiler(tmp_path / "cc", "one 1.0", COPY_LAST)
-    with pytest.raises(builder.KernelBuildError, match="cannot be stored"):
+    code = (
+        "import sys; from pathlib import Path; from dragoman_kernels.cpu.build import build\n"
+        "paths = {build(Path(sys.argv[1]), compiler=sys.argv[2]) for _ in range(2)}\n"
+        "print(len(paths), paths.pop().read_text(), end='')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "cache"), compiler],
+        env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "1 library\n"
+    assert (tmp_path / "runs").read_text() == "built\n"
+    assert done.stderr.count("cannot be written") == 1
+    assert "DRAGOMAN_CACHE_DIR" in done.stderr
+    assert list(scratch.iterdir()) == [], "removed at exit"
+
+
+def test_nowhere_to_build_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    compiler = write_compiler(tmp_path / "cc", "one 1.0", COPY_LAST)
+    with pytest.raises(builder.KernelBuildError, match="can be stored neither in"):
         builder.build(tmp_path / "cache", compiler=compiler)
 
 
