@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import platform
-import threading
 from collections import Counter as Count
 from collections.abc import Sequence
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 import dragoman
 from dragoman_controller.cell import Cell
@@ -103,20 +101,3 @@ class ControllerMetrics:
             self._waiting.labels(priority.label).set(cell.admission.num_waiting(priority))
         self._granted.set(len(cell.ledger))
         self._units.set(len(cell.index))
-
-
-class MetricsServer:
-    """/metrics over HTTP, on a thread of its own so that a slow scraper never holds the event loop."""
-
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        """Binds and serves. Raises OSError when the port cannot be taken."""
-        server, thread = start_http_server(port, host, registry)
-        self._server: WSGIServer = server
-        self._thread: threading.Thread = thread
-        self.port: int = server.server_port
-
-    def close(self) -> None:
-        """Stops serving and frees the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=2)

@@ -35,9 +35,10 @@ from dragoman.v1 import (
     telemetry_service_pb2_grpc,
 )
 from dragoman_cli.ports import listen_problem
+from dragoman_cli.process import MetricsServer
 from dragoman_controller.cell import TICK_SECONDS, Cell
 from dragoman_controller.config import ControllerSettings, check
-from dragoman_controller.metrics import ControllerMetrics, MetricsServer
+from dragoman_controller.metrics import ControllerMetrics
 from dragoman_controller.policy import Policy, read_policy
 from dragoman_controller.rpc.admission import AdmissionServicer
 from dragoman_controller.rpc.fleet import FleetServicer

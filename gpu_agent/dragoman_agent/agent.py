@@ -19,7 +19,7 @@ from dragoman.v1 import agent_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.engine.messages import Progress, Ready, Step
 from dragoman_agent.kv_journal import KvJournal
-from dragoman_agent.metrics import AgentMetrics, MetricsServer
+from dragoman_agent.metrics import AgentMetrics
 from dragoman_agent.pal.observed import Observations
 from dragoman_agent.registration import AgentPart, Membership
 from dragoman_agent.rpc.acceptance import Acceptance
@@ -36,6 +36,7 @@ from dragoman_agent.rpc.tokenizer import TokenizerServicer
 from dragoman_agent.startup import Prepared, StartupError
 from dragoman_agent.tickets import TicketVerifier
 from dragoman_cli.ports import listen_problem
+from dragoman_cli.process import MetricsServer
 
 logger = logging.getLogger(__name__)
 

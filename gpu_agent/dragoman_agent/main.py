@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
 from typing import NoReturn
 
 from dragoman.channel import quiet_grpc
 from dragoman_agent.config import AgentSettings, settings_problem
 from dragoman_cli.config import parse
 from dragoman_cli.failure import import_problem
+from dragoman_cli.process import log_to_stderr, loop_factory
 
 PROG = "dragoman-agent"
 _EXIT_USAGE = 2
@@ -24,11 +24,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     problem = settings_problem(settings)
     if problem:
         _fail(problem)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to_stderr(settings.log_level)
     sys.exit(_run(settings))
 
 
@@ -44,7 +40,7 @@ def _run(settings: AgentSettings) -> int:
                 # Built inside the loop: a gRPC server belongs to the loop it is made in.
                 return await Agent(settings, prepared).run()
 
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(serve())
     except StartupError as error:
         logging.getLogger(PROG).debug("startup failed", exc_info=True)
@@ -52,14 +48,6 @@ def _run(settings: AgentSettings) -> int:
     except ImportError as error:
         logging.getLogger(PROG).debug("startup failed", exc_info=True)
         _fail(import_problem(error))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not built for this platform
-        return None
-    return uvloop.new_event_loop
 
 
 def _fail(message: str) -> NoReturn:

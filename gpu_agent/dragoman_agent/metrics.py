@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import platform
-import threading
 from collections.abc import Callable
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 import dragoman
 from dragoman.errors import reason_name
@@ -124,23 +122,6 @@ class AgentMetrics:
         self.requests.labels("finished").inc()
         self._kv_releases.labels("finished").inc()
         self._prompt_tokens.inc(prompt_tokens)
-
-
-class MetricsServer:
-    """/metrics over HTTP, on a thread of its own so that a slow scraper never holds the event loop."""
-
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        """Bind and serve. Raises OSError when the port cannot be taken."""
-        server, thread = start_http_server(port, host, registry)
-        self._server: WSGIServer = server
-        self._thread: threading.Thread = thread
-        self.port: int = server.server_port
-
-    def close(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=2)
 
 
 def _histogram(name: str, help: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:

@@ -8,7 +8,8 @@ from prometheus_client import generate_latest
 from dragoman.metric_samples import snapshot
 from dragoman.v1 import error_pb2
 from dragoman_agent.engine.messages import Failed, Finished, Load, Step
-from dragoman_agent.metrics import AgentMetrics, MetricsServer
+from dragoman_agent.metrics import AgentMetrics
+from dragoman_cli.process import MetricsServer
 
 
 @pytest.fixture

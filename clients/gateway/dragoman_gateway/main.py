@@ -8,6 +8,7 @@ import sys
 from dragoman.address import is_loopback
 from dragoman.channel import quiet_grpc
 from dragoman_cli.config import parse
+from dragoman_cli.process import log_to_stderr
 from dragoman_gateway.config import GatewaySettings
 
 _QUIET = ("uvicorn.error",)  # its start and stop lines; ours say the same
@@ -17,11 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the gateway. Exits 2 with one line when the settings cannot be used."""
     quiet_grpc()
     settings = parse(GatewaySettings, "dragoman-gateway", argv)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to_stderr(settings.log_level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     # Imported here so that --help and bad settings answer without loading gRPC.

@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.config import Config
 
 from dragoman.address import host_port
+from dragoman_cli.process import loop_factory
 from dragoman_gateway.app import GatewayApp
 from dragoman_gateway.backend import Backend
 from dragoman_gateway.config import GatewaySettings
@@ -88,17 +89,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def run(settings: GatewaySettings, listener: socket.socket, keys: frozenset[bytes]) -> None:
     """Serve on a loop of its own until a signal ends it."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(settings, listener, keys))
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None  # the package leaves it out where it does not exist (Windows)
-    loop: type[asyncio.AbstractEventLoop] = uvloop.Loop
-    return loop
 
 
 async def serve(settings: GatewaySettings, listener: socket.socket, keys: frozenset[bytes]) -> None:

@@ -7,13 +7,13 @@ there before it can say what is missing.
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 import socket
 import sys
 
 from dragoman_agent.engine_process import leave_last_words
 from dragoman_cli.failure import import_problem, wants_traceback
+from dragoman_cli.process import log_to_stderr
 
 PROG = "dragoman-engine"
 
@@ -38,9 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         config = EngineConfig.from_json(arguments.config)
     except ValueError as error:
         parser.error(str(error))
-    logging.basicConfig(
-        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(config.log_level)
     # Signals reach the rpc process, which ends the streams and then sends Shutdown.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
