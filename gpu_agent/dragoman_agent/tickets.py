@@ -199,6 +199,16 @@ def check_prompt_tokens(grant: Grant, prompt_tokens: int) -> None:
         )
 
 
+def check_output_tokens(grant: Grant, output_tokens: int) -> None:
+    """Raises DragomanError when more output is asked for than was admitted: fewer tokens would be given silently."""
+    if grant.max_output_tokens and output_tokens > grant.max_output_tokens:
+        raise _mismatch(
+            "max_output_tokens",
+            f"the request asks for {output_tokens} output tokens, the ticket allows {grant.max_output_tokens}; "
+            "ask the controller for as many as the agent",
+        )
+
+
 def _grant(claims: ticket_pb2.TicketClaims) -> Grant:
     budget = claims.deadline_budget_ms
     return Grant(

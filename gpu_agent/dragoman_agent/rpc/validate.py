@@ -16,13 +16,13 @@ from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2
 from dragoman_agent.engine.messages import Sampling, Start, Stop
 from dragoman_agent.rpc.constraints import EncodeWord, bad_word_ids, cannot_encode, grammar_spec, num_prompt_logprobs
 from dragoman_agent.rpc.refusal import invalid
-from dragoman_agent.tickets import OPEN_GRANT, Grant, check_prompt_tokens
+from dragoman_agent.tickets import OPEN_GRANT, Grant, check_output_tokens, check_prompt_tokens
 from dragoman_text import validate_stops
 
 MAX_NUM_LOGPROBS = 20
 MAX_NUM_LOGIT_BIAS = 4096
 MAX_NUM_STOP_TOKEN_IDS = 1024
-MAX_ID_CHARS = 128
+MAX_ID_BYTES = 128
 MAX_CACHE_SALT_CHARS = 256
 MAX_DEADLINE_SECONDS = 30 * 86400.0
 DEFAULT_CREDIT = 256
@@ -62,8 +62,10 @@ def check_request_id(request_id: str) -> None:
     """Raises DragomanError unless the id is there, short and printable: it appears in logs and messages."""
     if not request_id:
         invalid("request_id", "is empty; send a UUID of your own")
-    if len(request_id) > MAX_ID_CHARS or not request_id.isprintable():
-        invalid("request_id", f"must be at most {MAX_ID_CHARS} printable characters; send a UUID")
+    if (num_bytes := len(request_id.encode())) > MAX_ID_BYTES:
+        invalid("request_id", f"has {num_bytes} bytes, at most {MAX_ID_BYTES} are allowed; send a UUID")
+    if not request_id.isprintable():
+        invalid("request_id", "holds a character that cannot be printed, and it appears in logs; send a UUID")
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
@@ -107,7 +109,7 @@ def build_start(
 ) -> Start:
     """The engine command of a request whose prompt is already tokens.
 
-    `max_output_tokens` is clamped to the room that the prompt leaves in the context and to the ticket. A value comes from
+    `max_output_tokens` is clamped to the room that the prompt leaves in the context; the ticket must allow it. A value comes from
     the request, else from the model's files, else it is the OpenAI default. The deadline is the least of the request's,
     the ticket's and the call's own. `encode_word` makes tokens of a bad word. Raises DragomanError with metadata "param".
     """
@@ -243,6 +245,7 @@ def _stop(
         if message.max_output_tokens < 1:
             invalid("stop.max_output_tokens", "is 0, must be at least 1")
         max_output = min(max_output, message.max_output_tokens)
+        check_output_tokens(grant, max_output)
     if grant.max_output_tokens:
         max_output = min(max_output, grant.max_output_tokens)
     min_output = message.min_output_tokens

@@ -234,7 +234,7 @@ def test_deadline_that_is_none(seconds: int, nanos: int) -> None:
     assert refused(lambda: build(request)).metadata["param"] == "deadline"
 
 
-@pytest.mark.parametrize("request_id", ["x" * 129, "a\nb", "\x00"])
+@pytest.mark.parametrize("request_id", ["x" * 129, "ä" * 65, "a\nb", "\x00"])
 def test_request_id_must_be_short_and_printable(request_id: str) -> None:
     assert refused(lambda: build(GenerateRequest(request_id=request_id))).metadata["param"] == "request_id"
 
@@ -245,9 +245,16 @@ def test_cache_salt_is_bounded() -> None:
 
 def test_ticket_limits_the_output_and_gives_tenant_and_class() -> None:
     grant = Grant(tenant="acme", priority=admission_service_pb2.PRIORITY_INTERACTIVE, max_output_tokens=5)
-    start = build(stop(max_output_tokens=50), grant=grant)
+    start = build(grant=grant)
     assert (start.stop.max_output_tokens, start.tenant, start.priority) == (5, "acme", 0)
     assert build(grant=Grant(priority=99)).priority == 1
+    assert build(stop(max_output_tokens=5), grant=grant).stop.max_output_tokens == 5
+    error = refused(lambda: build(stop(max_output_tokens=50), grant=grant))
+    assert (error.reason_name, error.metadata["claim"]) == ("ticket_mismatch", "max_output_tokens")
+    assert "asks for 50 output tokens, the ticket allows 5" in error.message
+    # The controller clamps to the room in the context as well: asking for more than fits is no mismatch.
+    room = Grant(max_output_tokens=64 - 3)
+    assert build(stop(max_output_tokens=5000), [1, 2, 3], grant=room).stop.max_output_tokens == 64 - 3
     error = refused(lambda: build(grant=Grant(max_prompt_tokens=2)))
     assert error.reason_name == "ticket_mismatch"
 
