@@ -11,11 +11,13 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from engine_gpu import environment
 from safetensors.torch import save_file
 
 from dragoman_agent.device.cuda_weights import CopyPlan, load_weights
+from dragoman_agent.model.llama import LlamaWeights
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.probe import profile_device
@@ -50,9 +52,24 @@ def write_model(name: str, folder: Path) -> None:
     (folder / "tokenizer.json").write_bytes(byte_tokenizer_files().tokenizer_json)
 
 
+def check_bytes(source: ModelSource, weights: LlamaWeights) -> None:
+    """A few tensors on the device are what the file holds."""
+    last = source.config.num_layers - 1
+    for name, value in (
+        ("embed_tokens", weights.embedding),
+        ("layers.0.o_proj", weights.layers[0].out),
+        (f"layers.{last}.down_proj", weights.layers[last].down),
+        ("norm", weights.norm[None]),
+    ):
+        stored = source.tensor(name)
+        expected = torch.from_numpy(np.array(stored.data)).view(torch.bfloat16).view(stored.shape)
+        if not torch.equal(value.cpu(), expected):
+            raise RuntimeError(f"{name} differs from the file")
+
+
 def sweep(source: ModelSource, device: torch.device) -> None:
     """One line a choice."""
-    for threads, size in itertools.product((6, 8, 10, 12, 16), (2 << 20, 4 << 20, 8 << 20)):
+    for threads, size in itertools.product((8, 10, 12, 14), (4 << 20, 8 << 20, 16 << 20)):
         rates = []
         for _ in range(4):
             begin = time.perf_counter()
@@ -77,7 +94,7 @@ def main() -> None:
     rate = profile.number("link.h2d_pinned") / 1e9
     source = open_model(str(options.folder), Path())
     device = torch.device("cuda")
-    torch.zeros(1, device=device)
+    check_bytes(source, load_weights(source, device, lambda _: None))
     if options.sweep:
         sweep(source, device)
     samples = []
