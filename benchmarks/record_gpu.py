@@ -41,7 +41,7 @@ def records_of(body: dict[str, Any]) -> list[record.Record]:
         peer = PEER.get((model, bench if bench == "nano" else f"{bench}-{case}"))
         entry = record.make_record(
             bench=bench,
-            case=model if bench == "nano" else f"{model}-{case}",
+            case=model if bench in ("nano", "load") else f"{model}-{case}",
             metric=result["metric"],
             unit=UNITS[result["metric"]],
             samples=result["samples"],
