@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tests.client.scripted import Script, Scripted, ScriptedAgent, ScriptedController
+
+from dragoman.channel import server_options
+from dragoman.v1 import admission_service_pb2_grpc, generation_service_pb2_grpc
 
 
 @dataclass
@@ -109,3 +115,34 @@ def own_fleet(tmp_path: Path) -> Iterator[Fleet]:
     made = Fleet(tmp_path)
     yield made
     made.stop()
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[Scripted]:
+    """scripted([scripts of agent a], [scripts of agent b], ...) -> the controller, serving."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def serve(add: Callable[[grpc.aio.Server], None]) -> str:
+            server = grpc.aio.server(options=server_options())
+            add(server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+            return f"127.0.0.1:{port}"
+
+        async def make(*scripts: list[Script]) -> ScriptedController:
+            controller = ScriptedController()
+            for index, script in enumerate(scripts):
+                agent = ScriptedAgent(f"agent-{index}", 100 + index, list(script))
+                agent.address = await serve(
+                    lambda server, agent=agent: generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
+                        agent, server
+                    )
+                )
+                controller.agents.append(agent)
+            controller.address = await serve(
+                lambda server: admission_service_pb2_grpc.add_AdmissionServiceServicer_to_server(controller, server)
+            )
+            return controller
+
+        yield make

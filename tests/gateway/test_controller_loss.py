@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from tests.gateway.conftest import parse_events, start_controller, start_gateway, wait_until_ready
+from tests.gateway.conftest import parse_events
+from tests.gateway.stack import start_controller, start_gateway, wait_until_ready
 
 PATH = "/v1/completions"
 
@@ -30,7 +31,7 @@ def test_a_controller_without_agents_is_told_apart_from_none() -> None:
 
 
 def test_f4_streams_go_on_without_the_controller(start_stack: Callable[..., Any]) -> None:
-    from tests.gateway.conftest import Process
+    from tests.gateway.stack import Process
 
     stack = start_stack([("--null-speed", "10")])
     port = stack.controller_address.rpartition(":")[2]

@@ -116,7 +116,7 @@ def test_headers_go_out_before_the_first_token(slow: Any) -> None:
 
 
 def test_s24_pings_are_comments_and_can_be_switched_off(slow_stack: Any, slow: Any) -> None:
-    from tests.gateway.conftest import start_gateway, wait_until_ready
+    from tests.gateway.stack import start_gateway, wait_until_ready
 
     for seconds, expects_ping in (("0.3", True), ("0", False)):
         gateway, url = start_gateway(slow_stack.controller_address, "--ping-interval", seconds)
@@ -245,7 +245,7 @@ class Background(threading.Thread):
 
 
 def test_sigterm_finishes_what_runs_and_refuses_the_rest(slow_stack: Any) -> None:
-    from tests.gateway.conftest import start_gateway, wait_until_ready
+    from tests.gateway.stack import start_gateway, wait_until_ready
 
     gateway, url = start_gateway(slow_stack.controller_address)
     wait_until_ready(url)
@@ -263,7 +263,7 @@ def test_sigterm_finishes_what_runs_and_refuses_the_rest(slow_stack: Any) -> Non
 
 
 def test_sigint_ends_every_stream_with_an_event(slow_stack: Any) -> None:
-    from tests.gateway.conftest import start_gateway, wait_until_ready
+    from tests.gateway.stack import start_gateway, wait_until_ready
 
     gateway, url = start_gateway(slow_stack.controller_address)
     wait_until_ready(url)

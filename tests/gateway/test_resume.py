@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway.conftest import Stack, joined_text, parse_events, running_stack, wait_until_ready
+from tests.gateway.conftest import joined_text, parse_events
+from tests.gateway.stack import Stack, running_stack, wait_until_ready
 
 PATH = "/v1/completions"
 BODY: dict[str, Any] = {
