@@ -137,7 +137,8 @@ def _operation(path: str, summary: str, answer: str | None, *, streams: bool) ->
     else:
         content["text/html" if path == "/docs" else "text/plain"] = {"schema": _STRING}
     if streams:
-        content["text/event-stream"] = {"example": "data: {}\n\ndata: [DONE]\n\n"}  # OpenAPI 3.1 has no schema for events
+        # OpenAPI 3.1 has no schema for events.
+        content["text/event-stream"] = {"example": "data: {}\n\ndata: [DONE]\n\n"}
     error = {"application/json": {"schema": _ref("Error")}}
     responses = {"200": {"description": "The answer", "content": content}}
     for status, description in _ERROR_STATUSES.items():
