@@ -91,7 +91,11 @@ def _load_decision(profile: Profile, plan: Plan) -> Decision:
     if "link.h2d_pinned" in profile.values:
         name, share, reason = "link.h2d_pinned", 0.8, "through pinned buffers; four fifths of the link's rate"
     else:
-        name, share, reason = "memory.read_bandwidth", 0.5, "read and written once in memory"
+        name, share, reason = (
+            "memory.read_bandwidth",
+            0.5,
+            "read and written once in memory; opening the file and the kernels weighs more for a small model",
+        )
     predicted = share * profile.number(name)
     return Decision("load", chosen, reason, inputs=(profile_input(profile, name),), predicted=predicted, unit="bytes/s")
 
