@@ -19,7 +19,10 @@ UInt64Array = npt.NDArray[np.uint64]
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz etaoinsh", dtype=np.uint8).astype(np.int32)
 _FORCING_BIAS = 100.0
-_CLOSERS = (*b'"}]', *range(256, 259))  # the last are the null model's control tokens, of which a mask lets the end pass
+_CLOSERS = (
+    *b'"}]',
+    *range(256, 259),
+)  # the last are the null model's control tokens, of which a mask lets the end pass
 
 
 @dataclass(slots=True)
