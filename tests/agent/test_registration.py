@@ -147,9 +147,12 @@ async def test_ticket_opens_one_stream(
     assert status.agent.models[0].max_context_tokens == 32768
     request_id, granted = await acquire(to_controller, "hello")
     assert granted.ticket.data_address == agent.address
-    messages = await generate(agent, request_id, granted.ticket.token, "hello", max_tokens=9)
+    with pytest.raises(grpc.RpcError) as caught:
+        await generate(agent, request_id, granted.ticket.token, "hello", max_tokens=9)
+    assert from_rpc_error(caught.value).reason_name == "ticket_mismatch", "more than the ticket allows"
+    messages = await generate(agent, request_id, granted.ticket.token, "hello", max_tokens=5)
     assert messages[0].started.epoch == granted.ticket.epoch
-    assert messages[-1].finished.usage.output_tokens == 5, "the ticket caps the output"
+    assert messages[-1].finished.usage.output_tokens == 5
     again = await refusal(agent, str(uuid.uuid4()), granted.ticket.token, "hello")
     assert again.reason_name == "ticket_replayed"
 

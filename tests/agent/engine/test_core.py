@@ -300,7 +300,9 @@ def test_non_finite_logits_fail_that_request_only_and_leave_no_block_in_the_cach
     for step in engine.steps:
         held |= set(step.stored_hashes)
         held -= set(step.removed_hashes)
-    assert held == {u[:8] for u in engine.core.scheduler.pool.cached_units()}
+    pool = engine.core.scheduler.pool
+    pages = [pool._page_of[block] for block in pool._block_of.values()]
+    assert held == {unit[:8] for page in pages if page is not None for unit in page.units}
     again = engine.run(start("bad2", [7] * 150, 1 if cursor else 5), start("good2", [5] * 150, 5))
     assert {e.request_id: e.cached_tokens for e in again if not isinstance(e, Delta)} == {"bad2": 0, "good2": 128}
 
