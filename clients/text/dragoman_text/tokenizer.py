@@ -235,7 +235,8 @@ def byte_tokenizer_files() -> TokenizerFiles:
     value = {
         "version": "1.0",
         "added_tokens": [added_token_json(256 + i, content, special=True) for i, content in enumerate(specials)],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        # Split into words, though nothing is merged: the library keeps each piece it has seen, and whole prompts are all new.
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
