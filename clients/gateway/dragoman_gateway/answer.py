@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +72,7 @@ async def answer_stream(
     return EventStream(make_source(), job.backend.active, {**headers, **job.headers()}, job.end)
 
 
-class JobSource:
+class JobSource(ABC):
     """The events of a job; subclasses encode the deltas."""
 
     def __init__(self, job: Job, chunks: Chunks, *, include_usage: bool) -> None:
@@ -84,9 +85,9 @@ class JobSource:
         """Why the job ended early."""
         return self.job.failure
 
+    @abstractmethod
     def encode(self, deltas: list[tuple[int, Any]]) -> bytes:
         """The events of some deltas; may be empty."""
-        raise NotImplementedError
 
     def first(self) -> bytes:
         """What goes out with the headers."""
