@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.step_model import StepModel
-from dragoman_agent.pal.plan import MemoryLine, Plan
+from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, Plan, PrefillAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,21 @@ def _plan(value: Any) -> Plan:
     _check_keys("plan", value, Plan, required={f.name for f in fields(Plan)})
     _check_keys("step model", value["step_model"], StepModel, required={f.name for f in fields(StepModel)})
     step_model: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value["step_model"].items()}
-    memory = tuple(MemoryLine(**line) for line in value["memory"])
-    graphs = tuple(value["graph_batch_sizes"])
-    return Plan(**{**value, "memory": memory, "step_model": StepModel(**step_model), "graph_batch_sizes": graphs})
+    prefill = value["prefill_attention"]
+    nested = {
+        "memory": _each("memory line", value["memory"], MemoryLine),
+        "step_model": StepModel(**step_model),
+        "graph_batch_sizes": tuple(value["graph_batch_sizes"]),
+        "decode_attention": _each("decode attention", value["decode_attention"], DecodeAttention),
+        "prefill_attention": None if prefill is None else _each("prefill attention", [prefill], PrefillAttention)[0],
+    }
+    return Plan(**{**value, **nested})
+
+
+def _each(what: str, values: Any, cls: type[Any]) -> tuple[Any, ...]:
+    for value in values:
+        _check_keys(what, value, cls, required={f.name for f in fields(cls)})
+    return tuple(cls(**value) for value in values)
 
 
 def _check_keys(what: str, value: Any, cls: type[Any], required: set[str]) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from dragoman.step_model import StepModel
 
 _NOT_IN_DIGEST = ("memory", "step_model", "num_blocks", "max_num_waiting", "device_index")
+
+PrefillVariant = Literal["paged"]
+Reduction = Literal["l2", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +25,41 @@ class MemoryLine:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeAttention:
+    """How decode attention runs for batches up to `max_batch`."""
+
+    max_batch: int  # sequences
+    num_splits: int  # parts of each context, a power of two
+    block_n: int  # keys in a tile, at most the page
+    num_warps: int
+    num_stages: int  # tiles under way
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAttention:
+    """How prefill attention runs."""
+
+    variant: PrefillVariant
+    block_m: int  # queries of a work item
+    block_n: int  # keys in a tile, at most the page
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run and how. Counts are tokens, sequences or blocks; sizes say their unit."""
+    """What to run and how. Counts are tokens, sequences or blocks; sizes say their unit.
+
+    A device without kernels of its own to choose from (CPU, null) leaves the fields from `graph_batch_sizes` on at
+    their defaults.
+    """
 
     device_kind: str
     model_name: str
     page_size: int  # tokens in a KV block
     num_blocks: int  # KV blocks in the arena, the null block 0 included
     max_context_tokens: int  # longest prompt + output of one sequence
-    max_batch_tokens: int  # tokens a step may compute (prefill and decode together)
+    max_batch_tokens: int  # tokens a step may compute (prefill and decode together): the chunk
     max_num_seqs: int  # sequences that run at once
     max_num_waiting: int  # requests that wait at the agent; beyond it they are refused
     num_threads: int
@@ -38,8 +69,28 @@ class Plan:
     step_model: StepModel
     graph_batch_sizes: tuple[int, ...] = ()  # decode batches with a captured graph; empty where a device has none
     device_index: int = 0  # among devices of its kind
+    decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
+    prefill_attention: PrefillAttention | None = None
+    min_gemm_rows: int = 1  # rows that matrix products are padded to
+    dependent_launch: bool = False  # a kernel may start its loads before the one before it has ended
+    burst: bool = False  # decode attention of few long sequences as many small blocks in a row
+    reduction: Reduction = "l2"  # where parts of a reduction meet
+    shared_memory_bytes: int = 0  # of one block, what kernels are built for
+    prefetch: bool = False  # KV that another tier holds is copied in ahead of its use
+    pal: bool = True  # False: the one fixed configuration of --pal off
+
+    def decode_for(self, num_seqs: int) -> DecodeAttention:
+        """The decode attention of a batch of `num_seqs`. Raises ValueError where the plan has none."""
+        return decode_for(self.decode_attention, num_seqs)
 
     def digest(self) -> bytes:
         """SHA-256 over the choices that decide which tokens come out; equal digests mean equal choices."""
         chosen = {name: value for name, value in asdict(self).items() if name not in _NOT_IN_DIGEST}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).digest()
+
+
+def decode_for(buckets: Sequence[DecodeAttention], num_seqs: int) -> DecodeAttention:
+    """The first bucket that holds `num_seqs`, else the last. Raises ValueError without any."""
+    if not buckets:
+        raise ValueError("the plan has no decode attention; it was made for another kind of device")
+    return next((bucket for bucket in buckets if bucket.max_batch >= num_seqs), buckets[-1])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dragoman.step_model import StepModel
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.decisions import Candidate, Decision
-from dragoman_agent.pal.plan import MemoryLine, Plan
-from dragoman_agent.pal.planner import Limits, PlanError, choose_context, profile_input
+from dragoman_agent.pal.limits import Limits, PlanError, choose_context, profile_input
+from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, Plan, PrefillAttention
 from dragoman_agent.pal.profile import Profile
+from dragoman_agent.pal.switches import Switches
+from dragoman_agent.pal.timings import Timings
 
 _BATCHES = (1, 8, 32, 64, 128, 256, 512)
 _GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -16,7 +18,13 @@ _GRAPH_BYTES = 12 << 20  # of one captured graph beside the shared pool
 _KERNELS_A_LAYER = 8
 
 
-def plan_cuda(profile: Profile, model: ModelConfig, limits: Limits) -> tuple[Plan, list[Decision]]:
+def plan_cuda(
+    profile: Profile,
+    model: ModelConfig,
+    limits: Limits,
+    switches: Switches | None = None,
+    timings: Timings | None = None,
+) -> tuple[Plan, list[Decision]]:
     """The plan in bfloat16. Raises PlanError where the model does not fit."""
     weight_bytes = 2 * model.num_parameters
     kv_token_bytes = model.kv_bytes_per_token
@@ -64,8 +72,18 @@ def plan_cuda(profile: Profile, model: ModelConfig, limits: Limits) -> tuple[Pla
         step_model=step_model,
         graph_batch_sizes=graphs,
         device_index=profile.device.index,
+        decode_attention=tuple(_decode(size, model.num_kv_heads) for size in graphs),
+        prefill_attention=PrefillAttention("paged", 64, 64, 4, 3),
+        min_gemm_rows=8,
     )
     return plan, decisions
+
+
+def _decode(batch: int, num_kv_heads: int) -> DecodeAttention:
+    splits = 1
+    while splits < 16 and batch * num_kv_heads * splits * 2 <= 144:
+        splits *= 2
+    return DecodeAttention(batch, splits, 64, 4 if splits > 1 else 2, 5 if batch <= 64 else 3)
 
 
 def predict_cuda(profile: Profile, model: ModelConfig, weight_bytes: int, kv_token_bytes: int) -> StepModel:

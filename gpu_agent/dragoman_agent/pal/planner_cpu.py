@@ -1,0 +1,188 @@
+"""The plan of a CPU, each choice by one small pure function with its decision. Needs no device."""
+
+from __future__ import annotations
+
+from dragoman.step_model import StepModel
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.decisions import Candidate, Decision
+from dragoman_agent.pal.limits import Limits, PlanError, Road, choose_context, profile_input
+from dragoman_agent.pal.plan import MemoryLine, Plan
+from dragoman_agent.pal.profile import Profile
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_KV_ITEM_BYTES = {"float32": 4, "float16": 2}
+_FIXED_BYTES = 350 << 20  # interpreter, torch and libraries of the engine process, measured on x86-64 Linux
+
+
+def plan_cpu(profile: Profile, model: ModelConfig, road: Road, limits: Limits) -> tuple[Plan, list[Decision]]:
+    """The plan of the CPU backend. Raises PlanError where the model does not fit."""
+    decisions = [
+        Decision("road", road.name, road.reason, inputs=(profile_input(profile, "compute.instruction_set"),)),
+    ]
+    threads, decision = _num_threads(profile, limits)
+    decisions.append(decision)
+    page_size, decision = _page_size()
+    decisions.append(decision)
+    context, decision = choose_context(model, limits)
+    decisions.append(decision)
+    kv_token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _KV_ITEM_BYTES[road.kv_dtype]
+    batch_tokens, decision = _batch_tokens(profile, model, road)
+    decisions.append(decision)
+    num_seqs, decision = _num_seqs(limits)
+    decisions.append(decision)
+    workspace = (
+        batch_tokens * (2 * model.intermediate_size + 6 * model.hidden_size) * 4 + num_seqs * model.vocab_size * 4
+    )
+    num_blocks, memory, decision = _blocks(
+        profile, model, road, limits, page_size, context, kv_token_bytes, workspace, num_seqs
+    )
+    decisions.append(decision)
+    context = min(context, (num_blocks - 1) * page_size)
+    step_model = predict_cpu(profile, model, road, kv_token_bytes)
+    decisions.append(
+        Decision(
+            "step-model",
+            f"{1e3 * step_model.decode_step_seconds(1, 256):.1f} ms a token alone",
+            "max(bytes / bandwidth, operations / rate) + phases x hand-over",
+            inputs=tuple(
+                profile_input(profile, name)
+                for name in ("memory.read_bandwidth", "compute.matmul_float32", "scheduling.thread_handover")
+            ),
+            predicted=step_model.decode_step_seconds(1, 64),
+            unit="s",
+        )
+    )
+    plan = Plan(
+        device_kind=profile.device.kind,
+        model_name=model.name,
+        page_size=page_size,
+        num_blocks=num_blocks,
+        max_context_tokens=context,
+        max_batch_tokens=batch_tokens,
+        max_num_seqs=num_seqs,
+        max_num_waiting=limits.max_num_waiting,
+        num_threads=threads,
+        road=road.name,
+        kv_dtype=road.kv_dtype,
+        memory=memory,
+        step_model=step_model,
+    )
+    return plan, decisions
+
+
+def predict_cpu(profile: Profile, model: ModelConfig, road: Road, kv_token_bytes: int) -> StepModel:
+    """t = max(bytes / bandwidth, operations / rate) + phases x hand-over, over a grid of batch and context."""
+    bandwidth = profile.number("memory.read_bandwidth")
+    rate = profile.number("compute.matmul_float32") * road.ops_rate_factor
+    handover = profile.number("scheduling.thread_handover")
+    phases = 6 * model.num_layers + 2
+    contexts = tuple(
+        dict.fromkeys(min(c, model.max_context_tokens) for c in (64, 1024, 4096, model.max_context_tokens))
+    )
+    flops_a_token = 2.0 * model.num_parameters
+
+    def decode(batch: int, context: int) -> float:
+        moved = road.weight_bytes + batch * context * kv_token_bytes
+        attention = 4.0 * batch * context * model.num_layers * model.num_heads * model.head_dim
+        return max(moved / bandwidth, (batch * flops_a_token + attention) / rate) + phases * handover
+
+    return StepModel(
+        batch_sizes=_BATCHES,
+        context_tokens=contexts,
+        decode_seconds_grid=tuple(decode(batch, context) for batch in _BATCHES for context in contexts),
+        prefill_tokens_per_second=rate / flops_a_token,
+        prefill_base_seconds=decode(1, contexts[0]),
+    )
+
+
+def _num_threads(profile: Profile, limits: Limits) -> tuple[int, Decision]:
+    cores = int(profile.number("compute.cores"))
+    chosen = limits.num_threads or cores
+    reason = "asked for" if limits.num_threads else "one thread a usable core"
+    return chosen, Decision("threads", str(chosen), reason, inputs=(profile_input(profile, "compute.cores"),))
+
+
+def _page_size() -> tuple[int, Decision]:
+    candidates = (
+        Candidate("16", rejected_because="four times the table entries, and prefixes are shared in units of 64 tokens"),
+        Candidate("64"),
+        Candidate(
+            "128", rejected_because="on a CPU rows are read through the cache: a larger page only wastes its tail"
+        ),
+    )
+    return 64, Decision("page-size", "64", "equals the unit of prefix sharing", candidates=candidates, unit="tokens")
+
+
+def _batch_tokens(profile: Profile, model: ModelConfig, road: Road) -> tuple[int, Decision]:
+    """A prefill chunk should cost about as much as two dozen decode steps at most, so that nobody's stream stalls long."""
+    target_seconds = 0.5
+    rate = profile.number("compute.matmul_float32") * road.ops_rate_factor / (2.0 * model.num_parameters)
+    tokens = 64
+    while tokens * 2 <= min(rate * target_seconds, 512):
+        tokens *= 2
+    return tokens, Decision(
+        "step-tokens",
+        str(tokens),
+        f"the largest power of two whose prefill takes under {target_seconds} s, at most 512",
+        inputs=(profile_input(profile, "compute.matmul_float32"),),
+        predicted=tokens / rate,
+        unit="s",
+    )
+
+
+def _num_seqs(limits: Limits) -> tuple[int, Decision]:
+    chosen = limits.max_num_seqs or 64
+    reason = (
+        "asked for" if limits.max_num_seqs else "past 64 a CPU step grows with the batch and every stream slows down"
+    )
+    return chosen, Decision("max-seqs", str(chosen), reason)
+
+
+def _blocks(
+    profile: Profile,
+    model: ModelConfig,
+    road: Road,
+    limits: Limits,
+    page_size: int,
+    context: int,
+    kv_token_bytes: int,
+    workspace: int,
+    num_seqs: int,
+) -> tuple[int, tuple[MemoryLine, ...], Decision]:
+    free = profile.number("memory.free")
+    share = limits.memory_utilization if limits.memory_utilization is not None else 0.5
+    budget = free * share
+    fixed = road.weight_bytes + workspace + _FIXED_BYTES
+    block_bytes = page_size * kv_token_bytes
+    # Enough for every sequence at a usual length, or for one at full length; more only costs resident memory.
+    wanted = max(-(-context // page_size), num_seqs * -(-1024 // page_size)) + 1
+    most = int((budget - fixed) // block_bytes)
+    if limits.memory_utilization is None:
+        wanted = min(wanted, max(int((512 << 20) // block_bytes), -(-context // page_size) + 1))
+    chosen = min(wanted, most)
+    if chosen < 3:
+        raise PlanError(
+            f"{model.name} does not fit: weights {road.weight_bytes >> 20} MiB + workspace {workspace >> 20} MiB + "
+            f"libraries {_FIXED_BYTES >> 20} MiB leave {max(int(budget - fixed), 0) >> 20} MiB of the {int(budget) >> 20} "
+            f"MiB budget ({share:.0%} of free memory) for KV. What to do: free memory, raise --memory-utilization, or "
+            "take a smaller model"
+        )
+    memory = (
+        MemoryLine("weights", road.weight_bytes),
+        MemoryLine("kv", chosen * block_bytes),
+        MemoryLine("workspace", workspace),
+        MemoryLine("libraries", _FIXED_BYTES),
+        MemoryLine("margin", max(int(budget) - fixed - chosen * block_bytes, 0)),
+    )
+    reason = (
+        "memory-bound" if chosen == most < wanted else "one full context, or 1,024 tokens a sequence, within 512 MiB"
+    )
+    decision = Decision(
+        "kv-blocks",
+        str(chosen),
+        reason,
+        inputs=(profile_input(profile, "memory.free"),),
+        predicted=chosen * block_bytes,
+        unit="bytes",
+    )
+    return chosen, memory, decision
