@@ -5,27 +5,35 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from dragoman_agent.pal.profile_schema import check_labels, check_name, check_spread, check_value
+
 SCHEMA_VERSION = 1
+MAX_FILE_BYTES = 1 << 20  # a full profile has 20 KB
 
 Provenance = Literal["measured", "reported", "spec", "derived"]
-PROVENANCES = ("measured", "reported", "spec", "derived")
 Scalar = float | int | str | bool
+
+_KEYS = ("schema_version", "name", "fingerprint", "created", "device", "values")
+_REMEDY = "probe the device again with `dragoman probe --fresh`, or name another profile"
 
 
 class ProfileError(Exception):
     """A profile file cannot be used. The message says what, why and what to do."""
 
 
+class NewerProfileError(ProfileError):
+    """The file has a newer schema than this program reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value; `labels` name the entries of a list."""
+    """One value; `labels` name the entries of a list. Units are those of `profile_schema.UNITS`."""
 
     value: Scalar | tuple[float, ...]
     unit: str
@@ -82,26 +90,21 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Profile:
-        """Read a file's text; `origin` names it in errors. Raises ProfileError."""
+        """Read a file's text; `origin` names it in errors. Raises ProfileError naming what is wrong."""
         try:
-            body = json.loads(text)
-            if body["schema_version"] != SCHEMA_VERSION:
-                raise ProfileError(
-                    f"profile {origin}: schema version {body['schema_version']}, this version reads {SCHEMA_VERSION}; "
-                    "probe the device again with `dragoman probe`"
-                )
+            body = _parse(text)
+            _check_version(body.get("schema_version"), origin)
+            _check_keys("the file", body, _KEYS)
             return cls(
-                name=_text(body["name"]),
-                device=DeviceFacts(**body["device"]),
-                fingerprint=_text(body["fingerprint"]),
-                created=_text(body["created"]),
-                values={name: _value_from_json(name, value) for name, value in body["values"].items()},
+                name=_text("name", body["name"]),
+                device=_device(body["device"]),
+                fingerprint=_text("fingerprint", body["fingerprint"]),
+                created=_date(body["created"]),
+                values={name: _value(name, value) for name, value in _object("values", body["values"]).items()},
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProfileError(
-                f"profile {origin}: not a profile ({type(error).__name__}: {error}); "
-                "probe the device again with `dragoman probe`"
-            ) from error
+        except (ValueError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise ProfileError(f"profile {origin} cannot be used: {reason}; {_REMEDY}") from None
 
 
 def now() -> str:
@@ -115,12 +118,129 @@ def fingerprint(parts: Iterable[str]) -> str:
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a profile file. Raises ProfileError."""
+    """Read a profile file. Raises ProfileError: not there, no file, too large, not UTF-8, not a profile."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"profile {path}: cannot be read ({error})") from error
+        if path.exists() and not path.is_file():
+            raise ProfileError(f"profile {path} cannot be used: it is not a file; name the .json file itself")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ProfileError(f"profile {path} cannot be read: {reason}; check the path") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ProfileError(
+            f"profile {path} cannot be used: it is larger than {MAX_FILE_BYTES >> 20} MiB, which no profile is; check the path"
+        )
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"profile {path} cannot be used: byte {error.start} is not UTF-8; {_REMEDY}") from None
     return Profile.from_json(text, str(path))
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error.msg} in line {error.lineno})") from None
+    return _object("the file", body)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:100]!r} stands there twice")
+    return body
+
+
+def _check_version(version: Any, origin: str) -> None:
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise ValueError(f"schema_version is {str(version)[:40]!r}; the whole number {SCHEMA_VERSION} was expected")
+    if version > SCHEMA_VERSION:
+        raise NewerProfileError(
+            f"profile {origin} has schema version {version}, this program reads up to {SCHEMA_VERSION}: "
+            "a newer Dragoman wrote it; upgrade this one, or probe the device again with `dragoman probe --fresh`"
+        )
+    if version < SCHEMA_VERSION:
+        raise ValueError(f"schema version {version} was never used")
+
+
+def _device(value: Any) -> DeviceFacts:
+    body = _object("device", value)
+    fields = tuple(field.name for field in dataclasses.fields(DeviceFacts))
+    _check_keys("device", body, fields)
+    texts = {name: _text(f"device.{name}", body[name]) for name in ("kind", "name", "architecture", "uuid")}
+    if not texts["kind"]:
+        raise ValueError("device.kind is empty; a kind such as 'cuda' was expected")
+    counts = {name: _count(f"device.{name}", body[name]) for name in ("index", "memory_bytes")}
+    return DeviceFacts(**texts, **counts)
+
+
+def _value(name: str, value: Any) -> Value:
+    check_name(name)
+    body = _object(name, value)
+    _check_keys(name, body, ("value", "unit", "provenance"), ("spread", "note", "labels"))
+    held, unit = body["value"], _text(f"unit of {name}", body["unit"])
+    check_value(name, held, unit, body["provenance"])
+    check_spread(name, body.get("spread"))
+    labels = body.get("labels", [])
+    if not isinstance(labels, list):
+        raise ValueError(f"the labels of {name} are no list")
+    labels = tuple(_text(f"label of {name}", label) for label in labels)
+    check_labels(name, labels, held)
+    if isinstance(held, str):
+        _text(name, held)
+    return Value(
+        value=tuple(float(entry) for entry in held) if isinstance(held, list) else held,
+        unit=unit,
+        provenance=body["provenance"],
+        spread=body.get("spread"),
+        note=_text(f"note of {name}", body.get("note", "")),
+        labels=labels,
+    )
+
+
+def _check_keys(where: str, body: dict[str, Any], required: Sequence[str], optional: Sequence[str] = ()) -> None:
+    for key in required:
+        if key not in body:
+            raise ValueError(f"{where} has no {key!r}")
+    for key in body:
+        if key not in required and key not in optional:
+            raise ValueError(f"{where} has {key[:100]!r}, which is not known")
+
+
+def _object(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is no JSON object")
+    return value
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {str(value)[:40]!r}; a text was expected")
+    # JSON can spell half of a surrogate pair, which no message can carry.
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"{where} is not valid Unicode")
+    return value
+
+
+def _count(where: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{where} is {str(value)[:40]!r}; a whole number of 0 or more was expected")
+    return value
+
+
+def _date(value: Any) -> str:
+    text = _text("created", value)
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        date = None
+    if date is None or date.tzinfo is None:
+        raise ValueError(f"created is {text[:40]!r}; a date such as 2026-11-29T12:00:00+00:00 was expected")
+    return text
 
 
 def _value_to_json(value: Value) -> dict[str, Any]:
@@ -132,30 +252,3 @@ def _value_to_json(value: Value) -> dict[str, Any]:
     if value.labels:
         body["labels"] = list(value.labels)
     return body
-
-
-def _value_from_json(name: str, body: dict[str, Any]) -> Value:
-    value = body["value"]
-    if isinstance(value, list):
-        value = tuple(float(entry) for entry in value)
-    elif not isinstance(value, bool | int | float | str):
-        raise TypeError(f"{name} is a {type(value).__name__}")
-    numbers = value if isinstance(value, tuple) else (value,)
-    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-        raise ValueError(f"{name} is not finite")
-    if body["provenance"] not in PROVENANCES:
-        raise ValueError(f"{name} has provenance {body['provenance']!r}, one of {', '.join(PROVENANCES)} was expected")
-    return Value(
-        value=value,
-        unit=_text(body["unit"]),
-        provenance=body["provenance"],
-        spread=body.get("spread"),
-        note=body.get("note", ""),
-        labels=tuple(body.get("labels", ())),
-    )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a text was expected, got {value!r}")
-    return value
