@@ -46,7 +46,7 @@ class Agent(_message.Message):
     def __init__(self, agent_id: _Optional[str] = ..., data_address: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[_hardware_pb2.DeviceCandidate, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class ServedModel(_message.Message):
-    __slots__ = ("model", "model_digest", "max_context_tokens", "kv_block_tokens", "kv_block_count", "max_running_requests", "max_waiting_requests", "step_model", "plan_digest", "embeds", "vocabulary_size")
+    __slots__ = ("model", "model_digest", "max_context_tokens", "kv_block_tokens", "kv_block_count", "max_running_requests", "max_waiting_requests", "step_model", "plan_digest", "embeds", "vocabulary_size", "kv_type", "kv_layout", "kv_bytes_per_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,9 @@ class ServedModel(_message.Message):
     PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     EMBEDS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_TYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: bytes
     max_context_tokens: int
@@ -69,10 +72,13 @@ class ServedModel(_message.Message):
     plan_digest: bytes
     embeds: bool
     vocabulary_size: int
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[bytes] = ..., max_context_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., step_model: _Optional[_Union[_hardware_pb2.StepModel, _Mapping]] = ..., plan_digest: _Optional[bytes] = ..., embeds: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
+    kv_type: str
+    kv_layout: str
+    kv_bytes_per_token: int
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[bytes] = ..., max_context_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., step_model: _Optional[_Union[_hardware_pb2.StepModel, _Mapping]] = ..., plan_digest: _Optional[bytes] = ..., embeds: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., kv_type: _Optional[str] = ..., kv_layout: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class AgentLoad(_message.Message):
-    __slots__ = ("waiting_requests", "running_requests", "free_kv_blocks", "pending_prefill_tokens", "running_context_tokens", "age", "step_age", "step_count", "step_seconds")
+    __slots__ = ("waiting_requests", "running_requests", "free_kv_blocks", "pending_prefill_tokens", "running_context_tokens", "age", "step_age", "step_count", "step_seconds", "kv_fetch_bytes_per_second", "kv_fetch_base_seconds")
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +88,8 @@ class AgentLoad(_message.Message):
     STEP_AGE_FIELD_NUMBER: _ClassVar[int]
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_FETCH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    KV_FETCH_BASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     waiting_requests: int
     running_requests: int
     free_kv_blocks: int
@@ -91,4 +99,6 @@ class AgentLoad(_message.Message):
     step_age: _duration_pb2.Duration
     step_count: int
     step_seconds: float
-    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., running_context_tokens: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_count: _Optional[int] = ..., step_seconds: _Optional[float] = ...) -> None: ...
+    kv_fetch_bytes_per_second: float
+    kv_fetch_base_seconds: float
+    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., running_context_tokens: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_count: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_fetch_bytes_per_second: _Optional[float] = ..., kv_fetch_base_seconds: _Optional[float] = ...) -> None: ...

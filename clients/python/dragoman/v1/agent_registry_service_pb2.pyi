@@ -18,11 +18,13 @@ class HintOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HINT_OUTCOME_LATE: _ClassVar[HintOutcome]
     HINT_OUTCOME_CLIPPED: _ClassVar[HintOutcome]
     HINT_OUTCOME_REFUSED: _ClassVar[HintOutcome]
+    HINT_OUTCOME_UNUSED: _ClassVar[HintOutcome]
 HINT_OUTCOME_UNSPECIFIED: HintOutcome
 HINT_OUTCOME_USED: HintOutcome
 HINT_OUTCOME_LATE: HintOutcome
 HINT_OUTCOME_CLIPPED: HintOutcome
 HINT_OUTCOME_REFUSED: HintOutcome
+HINT_OUTCOME_UNUSED: HintOutcome
 
 class RegisterAgentRequest(_message.Message):
     __slots__ = ("agent", "epoch", "agent_monotonic_ms")
@@ -75,7 +77,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[_agent_pb2.AgentState, str]] = ..., load: _Optional[_Union[_agent_pb2.AgentLoad, _Mapping]] = ..., command_results: _Optional[_Iterable[_Union[CommandResult, _Mapping]]] = ..., agent_monotonic_ms: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[RequestOutcome, _Mapping]]] = ...) -> None: ...
 
 class RequestOutcome(_message.Message):
-    __slots__ = ("jti", "time_to_first_token", "total_time", "output_tokens", "cached_tokens", "prompt_tokens", "incomplete")
+    __slots__ = ("jti", "time_to_first_token", "total_time", "output_tokens", "cached_tokens", "prompt_tokens", "incomplete", "engine_lost")
     JTI_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +85,7 @@ class RequestOutcome(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_LOST_FIELD_NUMBER: _ClassVar[int]
     jti: bytes
     time_to_first_token: _duration_pb2.Duration
     total_time: _duration_pb2.Duration
@@ -90,45 +93,58 @@ class RequestOutcome(_message.Message):
     cached_tokens: int
     prompt_tokens: int
     incomplete: bool
-    def __init__(self, jti: _Optional[bytes] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., incomplete: _Optional[bool] = ...) -> None: ...
+    engine_lost: bool
+    def __init__(self, jti: _Optional[bytes] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., incomplete: _Optional[bool] = ..., engine_lost: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("commands", "policy_revision")
+    __slots__ = ("commands", "policy_revision", "controller_addresses")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     POLICY_REVISION_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[Command]
     policy_revision: int
-    def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., policy_revision: _Optional[int] = ...) -> None: ...
+    controller_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., controller_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("command_id", "prefetch_prefix", "drain", "revoke_request", "rotate_keys")
+    __slots__ = ("command_id", "prefetch_prefix", "drain", "revoke_request", "rotate_keys", "undrain")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_PREFIX_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     REVOKE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ROTATE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     prefetch_prefix: PrefetchPrefix
     drain: Drain
     revoke_request: RevokeRequest
     rotate_keys: RotateKeys
-    def __init__(self, command_id: _Optional[str] = ..., prefetch_prefix: _Optional[_Union[PrefetchPrefix, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke_request: _Optional[_Union[RevokeRequest, _Mapping]] = ..., rotate_keys: _Optional[_Union[RotateKeys, _Mapping]] = ...) -> None: ...
+    undrain: Undrain
+    def __init__(self, command_id: _Optional[str] = ..., prefetch_prefix: _Optional[_Union[PrefetchPrefix, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke_request: _Optional[_Union[RevokeRequest, _Mapping]] = ..., rotate_keys: _Optional[_Union[RotateKeys, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ...) -> None: ...
 
 class PrefetchPrefix(_message.Message):
-    __slots__ = ("model", "block_hashes", "source_address")
+    __slots__ = ("model", "block_hashes", "source_address", "source_ticket", "source_agent_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TICKET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     block_hashes: _containers.RepeatedScalarFieldContainer[int]
     source_address: str
-    def __init__(self, model: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., source_address: _Optional[str] = ...) -> None: ...
+    source_ticket: bytes
+    source_agent_id: str
+    def __init__(self, model: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., source_address: _Optional[str] = ..., source_ticket: _Optional[bytes] = ..., source_agent_id: _Optional[str] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("grace_period",)
     GRACE_PERIOD_FIELD_NUMBER: _ClassVar[int]
     grace_period: _duration_pb2.Duration
     def __init__(self, grace_period: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Undrain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RevokeRequest(_message.Message):
     __slots__ = ("jti",)

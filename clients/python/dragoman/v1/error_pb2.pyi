@@ -48,6 +48,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_PERMISSION_DENIED: _ClassVar[ErrorReason]
     ERROR_REASON_UNIMPLEMENTED: _ClassVar[ErrorReason]
     ERROR_REASON_INTERNAL: _ClassVar[ErrorReason]
+    ERROR_REASON_STATE_UNAVAILABLE: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_QUEUE_FULL: ErrorReason
 ERROR_REASON_INVALID_REQUEST: ErrorReason
@@ -83,6 +84,7 @@ ERROR_REASON_INVALID_API_KEY: ErrorReason
 ERROR_REASON_PERMISSION_DENIED: ErrorReason
 ERROR_REASON_UNIMPLEMENTED: ErrorReason
 ERROR_REASON_INTERNAL: ErrorReason
+ERROR_REASON_STATE_UNAVAILABLE: ErrorReason
 TRAITS_FIELD_NUMBER: _ClassVar[int]
 traits: _descriptor.FieldDescriptor
 

@@ -27,7 +27,7 @@ from dragoman.v1 import agent_pb2 as dragoman_dot_v1_dot_agent__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64ragoman/v1/fleet_service.proto\x12\x0b\x64ragoman.v1\x1a#dragoman/v1/admission_service.proto\x1a\x17\x64ragoman/v1/agent.proto\x1a\x1egoogle/protobuf/duration.proto\"\xd9\x01\n\x0b\x46leetMember\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.dragoman.v1.Agent\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.dragoman.v1.AgentState\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.dragoman.v1.AgentLoad\x12\x30\n\rheartbeat_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10granted_requests\x18\x06 \x01(\r\"\x13\n\x11ListAgentsRequest\"?\n\x12ListAgentsResponse\x12)\n\x07members\x18\x01 \x03(\x0b\x32\x18.dragoman.v1.FleetMember\"\x13\n\x11WatchFleetRequest\"Z\n\x12WatchFleetResponse\x12)\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x18.dragoman.v1.FleetMember\x12\x19\n\x11removed_agent_ids\x18\x02 \x03(\t\"V\n\x11\x44rainAgentRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12/\n\x0cgrace_period\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"T\n\x12\x44rainAgentResponse\x12-\n\x07streams\x18\x01 \x03(\x0b\x32\x1c.dragoman.v1.RemainingStream\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\"]\n\x0fRemainingStream\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x36\n\x13predicted_remaining\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"-\n\x17\x45xplainPlacementRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xe5\x01\n\x18\x45xplainPlacementResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\ncandidates\x18\x02 \x03(\x0b\x32\x1f.dragoman.v1.PlacementCandidate\x12\x17\n\x0f\x63hosen_agent_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12-\n\nqueue_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05quote\x18\x06 \x01(\x0b\x32\x19.dragoman.v1.LatencyQuote\"\x9f\x01\n\x12PlacementCandidate\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x15\n\rqueue_seconds\x18\x02 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x03 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x04 \x01(\x01\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x18\n\x10\x65xcluded_because\x18\x06 \x01(\t2\xe0\x02\n\x0c\x46leetService\x12M\n\nListAgents\x12\x1e.dragoman.v1.ListAgentsRequest\x1a\x1f.dragoman.v1.ListAgentsResponse\x12O\n\nWatchFleet\x12\x1e.dragoman.v1.WatchFleetRequest\x1a\x1f.dragoman.v1.WatchFleetResponse0\x01\x12O\n\nDrainAgent\x12\x1e.dragoman.v1.DrainAgentRequest\x1a\x1f.dragoman.v1.DrainAgentResponse0\x01\x12_\n\x10\x45xplainPlacement\x12$.dragoman.v1.ExplainPlacementRequest\x1a%.dragoman.v1.ExplainPlacementResponseBB\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64ragoman/v1/fleet_service.proto\x12\x0b\x64ragoman.v1\x1a#dragoman/v1/admission_service.proto\x1a\x17\x64ragoman/v1/agent.proto\x1a\x1egoogle/protobuf/duration.proto\"\xd9\x01\n\x0b\x46leetMember\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.dragoman.v1.Agent\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.dragoman.v1.AgentState\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.dragoman.v1.AgentLoad\x12\x30\n\rheartbeat_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10granted_requests\x18\x06 \x01(\r\"\x13\n\x11ListAgentsRequest\"?\n\x12ListAgentsResponse\x12)\n\x07members\x18\x01 \x03(\x0b\x32\x18.dragoman.v1.FleetMember\"\x13\n\x11WatchFleetRequest\"Z\n\x12WatchFleetResponse\x12)\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\x18.dragoman.v1.FleetMember\x12\x19\n\x11removed_agent_ids\x18\x02 \x03(\t\"V\n\x11\x44rainAgentRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12/\n\x0cgrace_period\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"T\n\x12\x44rainAgentResponse\x12-\n\x07streams\x18\x01 \x03(\x0b\x32\x1c.dragoman.v1.RemainingStream\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\"]\n\x0fRemainingStream\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x36\n\x13predicted_remaining\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\'\n\x13UndrainAgentRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\"\x16\n\x14UndrainAgentResponse\"\x18\n\x16ListControllersRequest\"W\n\x17ListControllersResponse\x12,\n\x0b\x63ontrollers\x18\x01 \x03(\x0b\x32\x17.dragoman.v1.Controller\x12\x0e\n\x06\x66rozen\x18\x02 \x01(\x08\"4\n\nController\x12\x15\n\rcontroller_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"-\n\x17\x45xplainPlacementRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xe5\x01\n\x18\x45xplainPlacementResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\ncandidates\x18\x02 \x03(\x0b\x32\x1f.dragoman.v1.PlacementCandidate\x12\x17\n\x0f\x63hosen_agent_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12-\n\nqueue_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05quote\x18\x06 \x01(\x0b\x32\x19.dragoman.v1.LatencyQuote\"\x9f\x01\n\x12PlacementCandidate\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x15\n\rqueue_seconds\x18\x02 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x03 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x04 \x01(\x01\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x18\n\x10\x65xcluded_because\x18\x06 \x01(\t2\x93\x04\n\x0c\x46leetService\x12M\n\nListAgents\x12\x1e.dragoman.v1.ListAgentsRequest\x1a\x1f.dragoman.v1.ListAgentsResponse\x12O\n\nWatchFleet\x12\x1e.dragoman.v1.WatchFleetRequest\x1a\x1f.dragoman.v1.WatchFleetResponse0\x01\x12O\n\nDrainAgent\x12\x1e.dragoman.v1.DrainAgentRequest\x1a\x1f.dragoman.v1.DrainAgentResponse0\x01\x12S\n\x0cUndrainAgent\x12 .dragoman.v1.UndrainAgentRequest\x1a!.dragoman.v1.UndrainAgentResponse\x12\\\n\x0fListControllers\x12#.dragoman.v1.ListControllersRequest\x1a$.dragoman.v1.ListControllersResponse\x12_\n\x10\x45xplainPlacement\x12$.dragoman.v1.ExplainPlacementRequest\x1a%.dragoman.v1.ExplainPlacementResponseBB\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,12 +51,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINAGENTRESPONSE']._serialized_end=733
   _globals['_REMAININGSTREAM']._serialized_start=735
   _globals['_REMAININGSTREAM']._serialized_end=828
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=830
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=875
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=878
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1107
-  _globals['_PLACEMENTCANDIDATE']._serialized_start=1110
-  _globals['_PLACEMENTCANDIDATE']._serialized_end=1269
-  _globals['_FLEETSERVICE']._serialized_start=1272
-  _globals['_FLEETSERVICE']._serialized_end=1624
+  _globals['_UNDRAINAGENTREQUEST']._serialized_start=830
+  _globals['_UNDRAINAGENTREQUEST']._serialized_end=869
+  _globals['_UNDRAINAGENTRESPONSE']._serialized_start=871
+  _globals['_UNDRAINAGENTRESPONSE']._serialized_end=893
+  _globals['_LISTCONTROLLERSREQUEST']._serialized_start=895
+  _globals['_LISTCONTROLLERSREQUEST']._serialized_end=919
+  _globals['_LISTCONTROLLERSRESPONSE']._serialized_start=921
+  _globals['_LISTCONTROLLERSRESPONSE']._serialized_end=1008
+  _globals['_CONTROLLER']._serialized_start=1010
+  _globals['_CONTROLLER']._serialized_end=1062
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=1064
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1109
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1112
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1341
+  _globals['_PLACEMENTCANDIDATE']._serialized_start=1344
+  _globals['_PLACEMENTCANDIDATE']._serialized_end=1503
+  _globals['_FLEETSERVICE']._serialized_start=1506
+  _globals['_FLEETSERVICE']._serialized_end=2037
 # @@protoc_insertion_point(module_scope)

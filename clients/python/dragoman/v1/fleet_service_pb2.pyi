@@ -73,6 +73,36 @@ class RemainingStream(_message.Message):
     predicted_remaining: _duration_pb2.Duration
     def __init__(self, request_id: _Optional[str] = ..., predicted_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class UndrainAgentRequest(_message.Message):
+    __slots__ = ("agent_id",)
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    def __init__(self, agent_id: _Optional[str] = ...) -> None: ...
+
+class UndrainAgentResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListControllersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListControllersResponse(_message.Message):
+    __slots__ = ("controllers", "frozen")
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    controllers: _containers.RepeatedCompositeFieldContainer[Controller]
+    frozen: bool
+    def __init__(self, controllers: _Optional[_Iterable[_Union[Controller, _Mapping]]] = ..., frozen: _Optional[bool] = ...) -> None: ...
+
+class Controller(_message.Message):
+    __slots__ = ("controller_id", "address")
+    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    controller_id: str
+    address: str
+    def __init__(self, controller_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
 class ExplainPlacementRequest(_message.Message):
     __slots__ = ("request_id",)
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

@@ -50,6 +50,16 @@ class FleetServiceStub:
                 request_serializer=dragoman_dot_v1_dot_fleet__service__pb2.DrainAgentRequest.SerializeToString,
                 response_deserializer=dragoman_dot_v1_dot_fleet__service__pb2.DrainAgentResponse.FromString,
                 _registered_method=True)
+        self.UndrainAgent = channel.unary_unary(
+                '/dragoman.v1.FleetService/UndrainAgent',
+                request_serializer=dragoman_dot_v1_dot_fleet__service__pb2.UndrainAgentRequest.SerializeToString,
+                response_deserializer=dragoman_dot_v1_dot_fleet__service__pb2.UndrainAgentResponse.FromString,
+                _registered_method=True)
+        self.ListControllers = channel.unary_unary(
+                '/dragoman.v1.FleetService/ListControllers',
+                request_serializer=dragoman_dot_v1_dot_fleet__service__pb2.ListControllersRequest.SerializeToString,
+                response_deserializer=dragoman_dot_v1_dot_fleet__service__pb2.ListControllersResponse.FromString,
+                _registered_method=True)
         self.ExplainPlacement = channel.unary_unary(
                 '/dragoman.v1.FleetService/ExplainPlacement',
                 request_serializer=dragoman_dot_v1_dot_fleet__service__pb2.ExplainPlacementRequest.SerializeToString,
@@ -82,6 +92,20 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UndrainAgent(self, request, context):
+        """UndrainAgent takes back a drain that has not come to its end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListControllers(self, request, context):
+        """ListControllers returns the controllers of the cell.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainPlacement(self, request, context):
         """ExplainPlacement tells how a recent request was placed.
         """
@@ -106,6 +130,16 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.DrainAgent,
                     request_deserializer=dragoman_dot_v1_dot_fleet__service__pb2.DrainAgentRequest.FromString,
                     response_serializer=dragoman_dot_v1_dot_fleet__service__pb2.DrainAgentResponse.SerializeToString,
+            ),
+            'UndrainAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainAgent,
+                    request_deserializer=dragoman_dot_v1_dot_fleet__service__pb2.UndrainAgentRequest.FromString,
+                    response_serializer=dragoman_dot_v1_dot_fleet__service__pb2.UndrainAgentResponse.SerializeToString,
+            ),
+            'ListControllers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListControllers,
+                    request_deserializer=dragoman_dot_v1_dot_fleet__service__pb2.ListControllersRequest.FromString,
+                    response_serializer=dragoman_dot_v1_dot_fleet__service__pb2.ListControllersResponse.SerializeToString,
             ),
             'ExplainPlacement': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainPlacement,
@@ -195,6 +229,60 @@ class FleetService:
             '/dragoman.v1.FleetService/DrainAgent',
             dragoman_dot_v1_dot_fleet__service__pb2.DrainAgentRequest.SerializeToString,
             dragoman_dot_v1_dot_fleet__service__pb2.DrainAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dragoman.v1.FleetService/UndrainAgent',
+            dragoman_dot_v1_dot_fleet__service__pb2.UndrainAgentRequest.SerializeToString,
+            dragoman_dot_v1_dot_fleet__service__pb2.UndrainAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListControllers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dragoman.v1.FleetService/ListControllers',
+            dragoman_dot_v1_dot_fleet__service__pb2.ListControllersRequest.SerializeToString,
+            dragoman_dot_v1_dot_fleet__service__pb2.ListControllersResponse.FromString,
             options,
             channel_credentials,
             insecure,

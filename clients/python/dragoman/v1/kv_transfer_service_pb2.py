@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%dragoman/v1/kv_transfer_service.proto\x12\x0b\x64ragoman.v1\"\x8d\x01\n\x12\x46\x65tchBlocksRequest\x12\x14\n\x0cticket_token\x18\x01 \x01(\x0c\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x0f\n\x07kv_type\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x0c\"7\n\x13\x46\x65tchBlocksResponse\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32g\n\x11KvTransferService\x12R\n\x0b\x46\x65tchBlocks\x12\x1f.dragoman.v1.FetchBlocksRequest\x1a .dragoman.v1.FetchBlocksResponse0\x01\x42\x42\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%dragoman/v1/kv_transfer_service.proto\x12\x0b\x64ragoman.v1\"\xa2\x01\n\x12\x46\x65tchBlocksRequest\x12\x14\n\x0cticket_token\x18\x01 \x01(\x0c\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x0f\n\x07kv_type\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x0c\x12\x13\n\x0bunit_hashes\x18\x07 \x03(\x06\"a\n\x13\x46\x65tchBlocksResponse\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x03 \x01(\x0c\x12\x13\n\x0bunit_hashes\x18\x04 \x03(\x0c\x32g\n\x11KvTransferService\x12R\n\x0b\x46\x65tchBlocks\x12\x1f.dragoman.v1.FetchBlocksRequest\x1a .dragoman.v1.FetchBlocksResponse0\x01\x42\x42\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.dragoman.v1P\001Z-dragoman.dev/clients/go/dragomanv1;dragomanv1'
   _globals['_FETCHBLOCKSREQUEST']._serialized_start=55
-  _globals['_FETCHBLOCKSREQUEST']._serialized_end=196
-  _globals['_FETCHBLOCKSRESPONSE']._serialized_start=198
-  _globals['_FETCHBLOCKSRESPONSE']._serialized_end=253
-  _globals['_KVTRANSFERSERVICE']._serialized_start=255
-  _globals['_KVTRANSFERSERVICE']._serialized_end=358
+  _globals['_FETCHBLOCKSREQUEST']._serialized_end=217
+  _globals['_FETCHBLOCKSRESPONSE']._serialized_start=219
+  _globals['_FETCHBLOCKSRESPONSE']._serialized_end=316
+  _globals['_KVTRANSFERSERVICE']._serialized_start=318
+  _globals['_KVTRANSFERSERVICE']._serialized_end=421
 # @@protoc_insertion_point(module_scope)
