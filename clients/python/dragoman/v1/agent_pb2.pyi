@@ -102,3 +102,11 @@ class AgentLoad(_message.Message):
     kv_fetch_bytes_per_second: float
     kv_fetch_base_seconds: float
     def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., running_context_tokens: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_count: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_fetch_bytes_per_second: _Optional[float] = ..., kv_fetch_base_seconds: _Optional[float] = ...) -> None: ...
+
+class Controller(_message.Message):
+    __slots__ = ("controller_id", "address")
+    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    controller_id: str
+    address: str
+    def __init__(self, controller_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...

@@ -37,18 +37,20 @@ class RegisterAgentRequest(_message.Message):
     def __init__(self, agent: _Optional[_Union[_agent_pb2.Agent, _Mapping]] = ..., epoch: _Optional[int] = ..., agent_monotonic_ms: _Optional[int] = ...) -> None: ...
 
 class RegisterAgentResponse(_message.Message):
-    __slots__ = ("lease_id", "heartbeat_interval", "key_id", "ticket_key", "previous_keys")
+    __slots__ = ("lease_id", "heartbeat_interval", "key_id", "ticket_key", "previous_keys", "controller_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_KEYS_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     heartbeat_interval: _duration_pb2.Duration
     key_id: int
     ticket_key: bytes
     previous_keys: _containers.RepeatedCompositeFieldContainer[TicketKey]
-    def __init__(self, lease_id: _Optional[str] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., key_id: _Optional[int] = ..., ticket_key: _Optional[bytes] = ..., previous_keys: _Optional[_Iterable[_Union[TicketKey, _Mapping]]] = ...) -> None: ...
+    controller_id: str
+    def __init__(self, lease_id: _Optional[str] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., key_id: _Optional[int] = ..., ticket_key: _Optional[bytes] = ..., previous_keys: _Optional[_Iterable[_Union[TicketKey, _Mapping]]] = ..., controller_id: _Optional[str] = ...) -> None: ...
 
 class TicketKey(_message.Message):
     __slots__ = ("key_id", "key")
@@ -97,14 +99,14 @@ class RequestOutcome(_message.Message):
     def __init__(self, jti: _Optional[bytes] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., incomplete: _Optional[bool] = ..., engine_lost: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("commands", "policy_revision", "controller_addresses")
+    __slots__ = ("commands", "policy_revision", "controllers")
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     POLICY_REVISION_FIELD_NUMBER: _ClassVar[int]
-    CONTROLLER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     commands: _containers.RepeatedCompositeFieldContainer[Command]
     policy_revision: int
-    controller_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., controller_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    controllers: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Controller]
+    def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., controllers: _Optional[_Iterable[_Union[_agent_pb2.Controller, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("command_id", "prefetch_prefix", "drain", "revoke_request", "rotate_keys", "undrain")

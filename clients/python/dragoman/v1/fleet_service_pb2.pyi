@@ -91,17 +91,9 @@ class ListControllersResponse(_message.Message):
     __slots__ = ("controllers", "frozen")
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
-    controllers: _containers.RepeatedCompositeFieldContainer[Controller]
+    controllers: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Controller]
     frozen: bool
-    def __init__(self, controllers: _Optional[_Iterable[_Union[Controller, _Mapping]]] = ..., frozen: _Optional[bool] = ...) -> None: ...
-
-class Controller(_message.Message):
-    __slots__ = ("controller_id", "address")
-    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    controller_id: str
-    address: str
-    def __init__(self, controller_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    def __init__(self, controllers: _Optional[_Iterable[_Union[_agent_pb2.Controller, _Mapping]]] = ..., frozen: _Optional[bool] = ...) -> None: ...
 
 class ExplainPlacementRequest(_message.Message):
     __slots__ = ("request_id",)
