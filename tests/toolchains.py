@@ -10,6 +10,7 @@ import sys
 # name, command that prints a version, what is skipped without it
 TOOLCHAINS = (
     ("g++", ["g++", "--version"], "the native CPU road; the torch road is tested alone"),
+    ("etcd", ["etcd", "--version"], "everything about several controllers that share their state in etcd"),
     ("promtool", ["promtool", "--version"], "the check of /metrics by promtool"),
 )
 
