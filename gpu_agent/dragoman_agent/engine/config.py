@@ -49,6 +49,7 @@ def _plan(value: Any) -> Plan:
         "memory": _each("memory line", value["memory"], MemoryLine),
         "step_model": StepModel(**step_model),
         "graph_batch_sizes": tuple(value["graph_batch_sizes"]),
+        "switches_off": tuple(value["switches_off"]),
         "decode_attention": _each("decode attention", value["decode_attention"], DecodeAttention),
         "prefill_attention": None if prefill is None else _each("prefill attention", [prefill], PrefillAttention)[0],
     }

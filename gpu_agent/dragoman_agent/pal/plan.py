@@ -78,6 +78,7 @@ class Plan:
     shared_memory_bytes: int = 0  # of one block, what kernels are built for
     prefetch: bool = False  # KV that another tier holds is copied in ahead of its use
     pal: bool = True  # False: the one fixed configuration of --pal off
+    switches_off: tuple[str, ...] = ()  # parts of the hardware layer that were switched off, see switches.py
 
     def decode_for(self, num_seqs: int) -> DecodeAttention:
         """The decode attention of a batch of `num_seqs`. Raises ValueError where the plan has none."""

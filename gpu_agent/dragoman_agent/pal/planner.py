@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.limits import Limits, PlanError, Road, profile_input
@@ -47,9 +49,26 @@ def plan_for(
         )
     kind = profile.device.kind
     if kind == "cuda":
-        return plan_cuda(profile, model, limits, switches, timings)
-    if kind == "cpu":
+        plan, decisions = plan_cuda(profile, model, limits, switches, timings)
+    elif kind == "cpu":
         if road is None:
             raise PlanError(f"a CPU plan of {model.name} needs the road its weights are computed on; pass one")
-        return plan_cpu(profile, model, road, limits)
-    raise PlanError(f"nothing plans for a device of kind {kind!r}; profiles of kind cuda and cpu can be planned for")
+        plan, decisions = plan_cpu(profile, model, road, limits)
+    else:
+        raise PlanError(
+            f"nothing plans for a device of kind {kind!r}; profiles of kind cuda and cpu can be planned for"
+        )
+    off = switches.names_off()
+    if not off:
+        return plan, decisions
+    return dataclasses.replace(plan, switches_off=off), [*decisions, _switches(off)]
+
+
+def _switches(off: tuple[str, ...]) -> Decision:
+    flags = ", ".join("--pal off" if name == "pal" else f"--pal-{name.replace('_', '-')} off" for name in off)
+    reason = (
+        "the one fixed configuration for all devices: nothing is planned from the profile"
+        if off == ("pal",)
+        else ("what these parts would decide keeps its fixed form; everything else is planned from the profile")
+    )
+    return Decision("switches", flags, f"asked for: {reason}")
