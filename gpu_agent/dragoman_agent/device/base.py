@@ -95,7 +95,7 @@ class StepBatch:
     """
 
     step: int
-    token_ids: Int32Array  # [num_tokens]
+    token_ids: Int32Array  # [num_tokens]; -1 - r is the token that row r of the step before sampled
     positions: Int32Array  # [num_tokens]
     slot_mapping: Int32Array  # [num_tokens] block_id * page_size + offset where this token's K and V go
     query_starts: Int32Array  # [num_seqs + 1]

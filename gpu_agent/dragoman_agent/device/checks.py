@@ -9,8 +9,11 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.plan import Plan
 
 
-def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan) -> None:
-    """Raises ValueError naming the array and index when the batch does not fit the model, the plan or itself."""
+def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int = 0) -> None:
+    """Raises ValueError naming the array and index when the batch does not fit the model, the plan or itself.
+
+    `num_previous` rows of the step before can be referred to.
+    """
     num_tokens, num_seqs = len(batch.token_ids), len(batch.context_lens)
     if not 1 <= num_tokens <= plan.max_batch_tokens:
         raise ValueError(f"a step takes 1 to {plan.max_batch_tokens} tokens, token_ids has {num_tokens}")
@@ -27,7 +30,7 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan) -> None:
     if batch.query_starts[0] != 0 or batch.query_starts[-1] != num_tokens or (num_queries < 1).any():
         raise ValueError("query_starts must rise from 0 to the number of tokens")
     limit = min(plan.max_context_tokens, batch.block_tables.shape[1] * plan.page_size)
-    _in_range("token_ids", batch.token_ids, 0, config.vocab_size)
+    _in_range("token_ids", batch.token_ids, -num_previous, config.vocab_size)
     _in_range("positions", batch.positions, 0, plan.max_context_tokens)
     _in_range("slot_mapping", batch.slot_mapping, plan.page_size, plan.num_blocks * plan.page_size)
     _in_range("context_lens", batch.context_lens, 1, limit + 1)
@@ -45,6 +48,25 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan) -> None:
     if len(wrong):
         i, at = wrong[0].tolist()
         raise ValueError(f"block_tables[{i}][{at}] is {tables[i, at]}; 1 to {plan.num_blocks - 1} are possible")
+
+
+def resolve_tokens(token_ids: Int32Array, previous: Int32Array) -> Int32Array:
+    """`token_ids` with references to the step before replaced by what it sampled. A failed row's id is made a valid one.
+
+    Raises ValueError for a row that the step before did not have.
+    """
+    coming = np.flatnonzero(token_ids < 0)
+    if not len(coming):
+        return token_ids
+    rows = -1 - token_ids[coming]
+    if rows.max() >= len(previous):
+        at = int(coming[rows.argmax()])
+        raise ValueError(
+            f"token_ids[{at}] is {token_ids[at]}, row {rows.max()} of the step before; it sampled {len(previous)}"
+        )
+    resolved = token_ids.copy()
+    resolved[coming] = np.maximum(previous[rows], 0)
+    return resolved
 
 
 def _in_range(name: str, values: Int32Array, low: int, high: int) -> None:

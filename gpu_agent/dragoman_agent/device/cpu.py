@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +20,9 @@ from dragoman_agent.device.base import (
     ProgressFn,
     StepBatch,
     StepResult,
+    no_ids,
 )
+from dragoman_agent.device.checks import resolve_tokens
 from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32, choose_cpu_road
 from dragoman_agent.device.warm_up import warm_up_batch
 from dragoman_agent.engine.host_sampler import HostSampled, HostSampler
@@ -144,24 +146,27 @@ class CpuDevice:
         progress(LoadProgress("warmup", len(steps), len(steps), "steps"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     """What the worker thread uses; nothing else does while a step is under way."""
 
     road: _Road
     sampler: HostSampler
+    previous: Int32Array = field(default_factory=no_ids)  # what the step before sampled
 
     def step(self, batch: StepBatch) -> StepResult:
         """Compute and sample one step. Raises DeviceError."""
         started = time.perf_counter()
         try:
+            batch.token_ids = resolve_tokens(batch.token_ids, self.previous)
             logits, hidden = self.road.run(batch)
             sampled = self.sampler.sample(logits, batch.sampling) if len(batch.sample_seqs) else _NOTHING
             scores = self._score(hidden[len(batch.pool_seqs) :], batch) if len(batch.score_rows) else (None, None, None)
         except (ValueError, MemoryError, RuntimeError, IndexError) as error:
             raise DeviceError(f"Step {batch.step} failed on the CPU: {error}") from error
+        self.previous = sampled.token_ids.astype(np.int32)
         return StepResult(
-            token_ids=sampled.token_ids.astype(np.int32),
+            token_ids=self.previous,
             finite=sampled.finite,
             logprobs=sampled.logprobs,
             top_ids=None if sampled.top_ids is None else sampled.top_ids.astype(np.int32),

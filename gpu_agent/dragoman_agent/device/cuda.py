@@ -25,7 +25,7 @@ from dragoman_agent.pal.plan import Plan
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace
 from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
-from dragoman_kernels.triton.step_inputs import StepInputs
+from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +147,7 @@ class CudaDevice:
         self.begins = [_event() for _ in range(_RING)]
         self.ends = [_event() for _ in range(_RING)]
         self._serial = 0
+        self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
@@ -181,7 +182,7 @@ class CudaDevice:
         if not self._loaded:
             raise DeviceError("No model is loaded on this device; load one first.")
         try:
-            check_batch(batch, self._config, self._plan)
+            check_batch(batch, self._config, self._plan, self._num_sampled)
         except ValueError as error:
             raise DeviceError(f"Step {batch.step} is malformed: {error}") from error
         try:
@@ -231,6 +232,7 @@ class CudaDevice:
                 self._results[1, :num_rows] = sampled.finite.int()
             self.results[slot].copy_(self._results, non_blocking=True)
             self.ends[slot].record()
+        self._num_sampled = num_rows
         return CudaStepHandle(self, slot, num_rows, sampled, pooled, scores)
 
     def _score(self, hidden: torch.Tensor, batch: StepBatch) -> Scores:
@@ -261,7 +263,7 @@ class CudaDevice:
         words = num_rows * (7 + width)
         host[7 * num_rows : words].reshape(num_rows, width)[:] = batch.block_tables[:, :width]
         self._packed[:words].copy_(self._staging[slot][:words], non_blocking=True)
-        self._inputs.unpack(self._packed, num_rows, num_padded, width)
+        self._inputs.unpack(self._packed, self._results[0], num_rows, num_padded, width)
 
     def _decode_step(self, size: int) -> torch.Tensor:
         """Forward and sample the first `size` rows of the static arrays; logits [size, vocab_size]."""
@@ -319,6 +321,8 @@ class CudaDevice:
             name: self._packed[int(end) - len(part) : int(end)]
             for (name, part), end in zip(parts.items(), ends, strict=True)
         }
+        if (batch.token_ids < 0).any():
+            resolve_tokens(views["token_ids"], self._results[0])
         tables = views["tables"].view(-1, width)
         decode = prefill = None
         if num_decodes:

@@ -21,7 +21,7 @@ from dragoman_agent.device.base import (
     StepBatch,
     StepResult,
 )
-from dragoman_agent.device.checks import check_batch
+from dragoman_agent.device.checks import check_batch, resolve_tokens
 from dragoman_agent.device.oracles import Context, Oracle, UInt64Array, logprobs, make_oracle, mix, narrow, seeded
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class NullDevice:
         self._oracle_name = oracle
         self._speed = speed
         self._due = 0.0
+        self._previous = np.zeros(0, dtype=np.int32)
         self._plan: Plan | None = None
 
     def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
@@ -84,11 +85,13 @@ class NullDevice:
             raise DeviceError("No model is loaded on this device; load one first.")
         begun = time.perf_counter()
         try:
-            check_batch(batch, self._config, plan)
+            check_batch(batch, self._config, plan, len(self._previous))
         except ValueError as error:
             raise DeviceError(f"Step {batch.step} failed on the null device: {error}") from error
+        batch.token_ids = resolve_tokens(batch.token_ids, self._previous)
         self._write(batch, plan.page_size)
         result = self._answer(batch, plan.page_size)
+        self._previous = result.token_ids
         modelled = self._speed * _step_seconds(batch, plan)
         result.seconds = modelled if self._speed else time.perf_counter() - begun
         self._due = max(self._due, begun) + modelled

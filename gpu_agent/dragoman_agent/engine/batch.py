@@ -12,7 +12,7 @@ from dragoman_agent.engine.constraints import banned_ids
 from dragoman_agent.engine.grammar import Form, GrammarMasks
 from dragoman_agent.engine.messages import Sampling
 from dragoman_agent.engine.prompt_scores import score_rows
-from dragoman_agent.engine.request import Request, Sequence
+from dragoman_agent.engine.request import Request, Sequence, has_penalties
 from dragoman_agent.engine.scheduler import StepPlan
 from dragoman_agent.pal.plan import Plan
 
@@ -29,6 +29,7 @@ class BuiltStep:
     pooled: list[Sequence]
     computed: list[tuple[Sequence, int]]  # prefill sequences and the tokens computed for each
     scored: list[tuple[Request, range]]  # prompts and their positions, in the order of the result's scores
+    is_serial: bool = False  # the step after it must wait for its tokens
 
 
 class BatchBuilder:
@@ -51,6 +52,7 @@ class BatchBuilder:
         self._num_logprobs = np.full(num_rows, -1, dtype=np.int32)
         self._sparse: dict[int, Sequence] = {}  # rows whose sampling has parts that are not one number
         self._is_sparse = np.zeros(num_rows, dtype=np.bool_)
+        self._is_serial = np.zeros(num_rows, dtype=np.bool_)
         self._masks = GrammarMasks(vocab_size)
 
     def build(self, plan: StepPlan, step: int) -> BuiltStep:
@@ -70,7 +72,7 @@ class BatchBuilder:
         tables = self._tables[rows, : -(-int(context_lens.max()) // self._page_size)]
         positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts, num_decodes)
         token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
-        token_ids[:num_decodes] = [s.token_ids[-1] for s in plan.decodes]
+        token_ids[:num_decodes] = [-1 - s.future_row if s.future_step else s.token_ids[-1] for s in plan.decodes]
         for index, (sequence, count) in enumerate(plan.prefills, num_decodes):
             start = sequence.num_computed
             token_ids[query_starts[index] : query_starts[index + 1]] = sequence.token_ids[start : start + count]
@@ -92,14 +94,16 @@ class BatchBuilder:
             pool_seqs=pooled,
             sampling=self._sampling(rows[sampled], cursors),
         )
+        is_serial = bool(self._is_serial[rows].any())
         if not plan.prefills:
-            return BuiltStep(batch, sequences, [], [], [])
+            return BuiltStep(batch, sequences, [], [], [], is_serial)
         return BuiltStep(
             batch,
             [sequences[i] for i in sampled.tolist()],
             [sequences[i] for i in pooled.tolist()],
             plan.prefills,
             _add_scores(batch, plan, num_decodes),
+            is_serial,
         )
 
     def _load_row(self, sequence: Sequence) -> None:
@@ -118,6 +122,7 @@ class BatchBuilder:
         self._seeds[row] = sampling.seed & _SEED_MASK
         self._choices[row] = sequence.choice
         self._num_logprobs[row] = sampling.num_logprobs
+        self._is_serial[row] = sequence.request.is_serial
         self._is_sparse[row] = is_sparse = _is_sparse(sequence)
         if is_sparse:
             self._sparse[row] = sequence
@@ -176,7 +181,7 @@ class BatchBuilder:
         for index in np.flatnonzero(self._is_sparse[rows]).tolist():
             sequence = self._sparse[int(rows[index])]
             sampling = sequence.request.sampling
-            if _has_penalties(sampling):
+            if has_penalties(sampling):
                 batch.penalties[index] = _penalties(sampling, sequence)
             if sampling.logit_bias:
                 batch.logit_bias[index] = (
@@ -204,7 +209,7 @@ def _is_sparse(sequence: Sequence) -> bool:
     """Whether a sequence has sampling parts that are not one number."""
     sampling = sequence.request.sampling
     return bool(
-        _has_penalties(sampling)
+        has_penalties(sampling)
         or sampling.logit_bias
         or sampling.allowed_token_ids
         or sampling.bad_word_ids
@@ -233,10 +238,6 @@ def _add_scores(batch: StepBatch, plan: StepPlan, num_decodes: int) -> list[tupl
         batch.score_rows = np.concatenate(rows)
         batch.score_targets = np.array(targets, dtype=np.int32)
     return scored
-
-
-def _has_penalties(sampling: Sampling) -> bool:
-    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
 
 
 def _penalties(sampling: Sampling, sequence: Sequence) -> Penalties:

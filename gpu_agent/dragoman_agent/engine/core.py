@@ -1,7 +1,9 @@
 """The engine without its process: commands in, steps on the device, one frame of events out for each.
 
-A turn is launch -> emit -> collect. The text of step n is made and sent while step n + 1 runs, so a stop string is noticed one
-step late and the token computed meanwhile is dropped; stop ids and lengths are seen at once.
+A turn keeps one step under way behind the one that it waits for: step n + 1 is scheduled and handed over while step n runs, with
+the tokens of step n filled in on the device. So a stop is noticed one step late, and the token computed meanwhile is dropped;
+lengths are known beforehand. A request whose next step depends on its last token on the host (a grammar, penalties) is not run
+ahead of: then the text of step n is made while step n + 1 runs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -64,8 +67,10 @@ class EngineCore:
         plan: Plan,
         clock: Clock = time.monotonic,
         vocab_size: int | None = None,
+        *,
+        run_ahead: bool = True,
     ) -> None:
-        """`vocab_size`: width of the logits; None is the tokenizer's."""
+        """`vocab_size`: width of the logits; None is the tokenizer's. `run_ahead` False waits for each step's tokens."""
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         self.scheduler = Scheduler(plan)
         self.requests: dict[str, Request] = {}
@@ -76,7 +81,8 @@ class EngineCore:
         self._clock = clock
         self._builder = BatchBuilder(plan, vocab_size)
         self._compiling = CompilingRequests(tokenizer, vocab_size)
-        self._in_flight: _InFlight | None = None
+        self._in_flight: deque[_InFlight] = deque()
+        self._max_in_flight = 2 if run_ahead else 1
         # Tokens of the last step, not yet handed out; entries of a list belong together.
         self._sampled: list[Sequence] = []
         self._sampled_ids: list[int] = []
@@ -222,29 +228,54 @@ class EngineCore:
         del self.requests[request.request_id]
         self._events.append(event)
 
-    # A turn.
+    def turn(self, send: Callable[[Step], None]) -> bool:
+        """Keep the device supplied, collect a step, and `send` a frame of each; False when no step was under way.
+
+        Frames are made while the device is busy: of this step at once when another runs behind it, else after the next
+        launch. Raises DeviceError; what was sent before stands.
+        """
+        self.launch()
+        if self.has_output and (step := self.emit()) is not None:
+            send(step)
+        ran = self.collect()
+        if self._in_flight and (step := self.emit()) is not None:
+            send(step)
+        return ran
+
+    # The parts of a turn.
 
     def launch(self) -> None:
-        """Decide the next step and hand it to the device. Raises DeviceError."""
+        """Decide the next steps and hand them to the device. Raises DeviceError."""
         begun = time.perf_counter()
         now = self._clock()
         self._expire(now)
         if self._compiling:
             self._admit_compiled(now)
+        self._host_seconds += time.perf_counter() - begun
+        flights = self._in_flight
+        while len(flights) < self._max_in_flight and not (flights and flights[-1].built.is_serial):
+            if not self._launch_step(now):
+                return
+
+    def _launch_step(self, now: float) -> bool:
+        """Launch one step; False when nothing can run."""
+        begun = time.perf_counter()
         plan = self.scheduler.schedule(now)
-        if plan.num_tokens:
-            for sequence, _ in plan.prefills:
-                self._note_start(sequence, now)
-            self._step_count += 1
-            built = self._builder.build(plan, self._step_count)
+        if not plan.num_tokens:
             self._host_seconds += time.perf_counter() - begun
-            handle = self._device.submit(built.batch)
-            self._in_flight = _InFlight(built, handle, plan.num_prefill_tokens, len(plan.decodes))
-        else:
-            self._host_seconds += time.perf_counter() - begun
+            return False
+        for sequence, _ in plan.prefills:
+            self._note_start(sequence, now)
+        self._step_count += 1
+        built = self._builder.build(plan, self._step_count)
+        self.scheduler.launched(plan, built.sampled, self._step_count)
+        self._host_seconds += time.perf_counter() - begun
+        handle = self._device.submit(built.batch)
+        self._in_flight.append(_InFlight(built, handle, plan.num_prefill_tokens, len(plan.decodes)))
+        return True
 
     def emit(self) -> Step | None:
-        """The frame of the step before the one under way; None when there is nothing to say."""
+        """The frame of what was collected; None when there is nothing to say."""
         begun = time.perf_counter()
         self._hand_out()
         if not self._events and not any(self._last_counts):
@@ -253,10 +284,10 @@ class EngineCore:
         return self._frame()
 
     def collect(self) -> bool:
-        """Wait for the step under way and take its tokens; False when there is none. Raises DeviceError."""
-        if self._in_flight is None:
+        """Wait for the oldest step under way and take its tokens; False when there is none. Raises DeviceError."""
+        if not self._in_flight:
             return False
-        flight, self._in_flight = self._in_flight, None
+        flight = self._in_flight.popleft()
         result = flight.handle.result()
         begun = time.perf_counter()
         self._take(flight.built, result, self._clock())
@@ -291,15 +322,12 @@ class EngineCore:
     # Results.
 
     def _take(self, built: BuiltStep, result: StepResult, now: float) -> None:
-        for sequence, count in built.computed:
-            if sequence.status is Status.RUNNING:
-                sequence.num_computed += count
         if built.pooled:
-            self._take_embeddings(built.pooled, result)
+            self._take_embeddings(built, result)
         if built.scored:
             self._take_scores(built.scored, result)
         self._sampled_at = now
-        ended = self._take_tokens(built.sampled, result)
+        ended = self._take_tokens(built, result)
         if ended:
             # A choice that failed in this step took its whole request along.
             self.scheduler.leave([s for s in ended if s.status is Status.RUNNING], Status.ENDED)
@@ -308,23 +336,26 @@ class EngineCore:
                 if not sequence.request.is_over:
                     self.scheduler.unblock(sequence.request, now)
 
-    def _take_tokens(self, sequences: list[Sequence], result: StepResult) -> list[Sequence]:
+    def _take_tokens(self, built: BuiltStep, result: StepResult) -> list[Sequence]:
         """Append the sampled tokens; the sequences that end with theirs. This is between two steps: every line counts."""
         page_size = self._plan.page_size
         running = Status.RUNNING
         all_finite = bool(result.finite.all())
         ended: list[Sequence] = []
         taken, taken_ids = self._sampled, self._sampled_ids
-        for index, (sequence, token_id) in enumerate(zip(sequences, result.token_ids.tolist(), strict=True)):
-            if sequence.status is not running:
-                continue  # it was stopped or cancelled while this step ran
+        step = built.batch.step
+        for index, (sequence, token_id) in enumerate(zip(built.sampled, result.token_ids.tolist(), strict=True)):
+            if sequence.status is not running or sequence.cut_step >= step:
+                continue  # it was stopped, cancelled or preempted while this step was under way
+            if sequence.future_step == step:
+                sequence.future_step = 0
             if not all_finite and not result.finite[index]:
                 self._fail_non_finite(sequence)
                 continue
             tokens = sequence.token_ids
-            num_tokens = sequence.num_computed = len(tokens)
+            num_tokens = len(tokens)
             if num_tokens >= (sequence.num_published + 1) * page_size:
-                self.scheduler.publish(sequence)
+                self.scheduler.publish(sequence, num_tokens)
             tokens.append(token_id)
             form = sequence.form
             if form is not None:
@@ -346,17 +377,16 @@ class EngineCore:
             taken_ids.append(token_id)
         return ended
 
-    def _take_embeddings(self, pooled: list[Sequence], result: StepResult) -> None:
+    def _take_embeddings(self, built: BuiltStep, result: StepResult) -> None:
         vectors = result.embeddings
         assert vectors is not None, "the device returned no embedding for a pooled sequence"
-        for sequence, vector in zip(pooled, vectors, strict=True):
-            if sequence.status is not Status.RUNNING:
+        for sequence, vector in zip(built.pooled, vectors, strict=True):
+            if sequence.status is not Status.RUNNING or sequence.cut_step >= built.batch.step:
                 continue
             if not np.isfinite(vector).all():
                 self._fail_non_finite(sequence)
                 continue
-            sequence.num_computed = len(sequence.token_ids)
-            self.scheduler.publish(sequence)
+            self.scheduler.publish(sequence, len(sequence.token_ids))
             self._end(sequence.request, Embedded(sequence.request.request_id, vector.tolist()))
 
     def _take_scores(self, scored: list[tuple[Request, range]], result: StepResult) -> None:

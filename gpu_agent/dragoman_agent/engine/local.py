@@ -22,13 +22,6 @@ def build_core(device: Device, model: ModelSource, plan: Plan, clock: Clock = ti
     return EngineCore(device, tokenizer, bytes.fromhex(model.digest), plan, clock, model.config.vocab_size)
 
 
-def turn(core: EngineCore) -> tuple[Step | None, bool]:
-    """One turn: the frame it made, if any, and whether a step ran."""
-    core.launch()
-    step = core.emit()
-    return step, core.collect()
-
-
 def run_all(
     core: EngineCore, commands: Iterable[Command] = (), *, on_step: Callable[[Step], None] | None = None
 ) -> list[Event]:
@@ -40,12 +33,13 @@ def run_all(
         core.receive(command)
     events: list[Event] = []
     while True:
-        step, ran = turn(core)
-        if step is not None:
+        steps: list[Step] = []
+        ran = core.turn(steps.append)
+        for step in steps:
             events.extend(step.events)
             if on_step is not None:
                 on_step(step)
-        elif not ran and not core.has_output:
+        if not steps and not ran and not core.has_output:
             if core.is_compiling:
                 time.sleep(0.001)
                 continue

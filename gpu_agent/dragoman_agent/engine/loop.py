@@ -40,9 +40,11 @@ class Connection:
         self._poll = select.poll()
         self._poll.register(stream, select.POLLIN)
         self.is_open = True
+        self.num_sent = 0  # frames
 
     def send(self, message: FromEngine) -> None:
         """Write one frame; when the other end is gone, `is_open` says so."""
+        self.num_sent += 1
         try:
             self._stream.sendall(encode(message))
         except (BrokenPipeError, ConnectionResetError):
@@ -80,14 +82,12 @@ def run(connection: Connection, core: EngineCore) -> bool:
             else:
                 logger.warning("ignoring a message that is no command: %s", type(message).__name__)
         try:
-            core.launch()
-            step = core.emit()
-            if step is None and time.monotonic() - last_frame >= TICK_SECONDS:
-                step = core.tick()
-            if step is not None:
-                connection.send(step)
+            num_sent = connection.num_sent
+            ran = core.turn(connection.send)
+            if connection.num_sent == num_sent and time.monotonic() - last_frame >= TICK_SECONDS:
+                connection.send(core.tick())
+            if connection.num_sent > num_sent:
                 last_frame = time.monotonic()
-            ran = core.collect()
         except DeviceError as error:
             logger.error("the device failed: %s", error)
             reason = error_pb2.ERROR_REASON_DEVICE_FAULT

@@ -61,6 +61,7 @@ class Request:
     started: float | None = None  # first step that computed for it
     first_token: float | None = None
     is_over: bool = False  # its terminal event is decided
+    is_serial: bool = False  # the next step needs its last token on the host, so it cannot be launched ahead
     scores: PromptScores | None = None  # of the prompt, where asked for: the first sequence computes them
 
     @property
@@ -80,7 +81,10 @@ class Sequence:
     max_num_tokens: int  # prompt and output; it ends with "length" there
     hasher: PageHasher
     status: Status = Status.WAITING
-    num_computed: int = 0  # tokens whose K and V are in the cache
+    num_computed: int = 0  # tokens whose K and V are in the cache once the steps under way are done
+    future_step: int = 0  # newest step under way that samples a token for it; 0 when all its tokens are known
+    future_row: int = -1  # row of that step's result
+    cut_step: int = 0  # tokens of steps up to this one are dropped: it lost its blocks while they were under way
     num_published: int = 0  # pages of this sequence offered to the prefix cache
     block_table: list[int] = field(default_factory=list)
     row: int = -1  # row of the persistent batch while RUNNING
@@ -106,9 +110,14 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens, the one under way included."""
+        return len(self.token_ids) + (self.future_step > 0)
+
+    @property
     def num_uncomputed(self) -> int:
         """Tokens to compute before the next can be sampled: 1 in decode."""
-        return len(self.token_ids) - self.num_computed
+        return self.num_tokens - self.num_computed
 
     @property
     def is_alive(self) -> bool:
@@ -118,7 +127,7 @@ class Sequence:
     @property
     def has_credit(self) -> bool:
         """Whether the next token may be sent. An embedding needs none."""
-        return len(self.token_ids) - self.num_prompt < self.request.credit or self.request.is_embedding
+        return self.num_tokens - self.num_prompt < self.request.credit or self.request.is_embedding
 
     def move_to(self, status: Status) -> None:
         """Change state. Raises RuntimeError for a change that has no meaning."""
@@ -150,6 +159,7 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
         deadline=None if message.deadline_seconds is None else now + message.deadline_seconds,
         is_embedding=is_embedding,
     )
+    request.is_serial = _is_serial(request)
     hasher = PageHasher(root, page_size)
     num_prompt = len(message.prompt_ids)
     stop = request.stop
@@ -174,3 +184,20 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
         )
     request.num_unfinished = len(request.sequences)
     return request
+
+
+def _is_serial(request: Request) -> bool:
+    """Whether what may be sampled next depends on tokens that only the host knows."""
+    sampling = request.sampling
+    return bool(
+        sampling.grammar is not None
+        or has_penalties(sampling)
+        or sampling.bad_word_ids
+        or sampling.num_prompt_logprobs >= 0
+        or request.stop.masked_until_min
+    )
+
+
+def has_penalties(sampling: Sampling) -> bool:
+    """Whether a row's logits depend on the tokens before."""
+    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0

@@ -61,6 +61,7 @@ class Scheduler:
         self._free_rows = list(range(plan.max_num_seqs - 1, -1, -1))
         self._out_of_credit: set[Sequence] = set()
         self._first_decode = 0
+        self.num_steps = 0  # launched
         self.running_context_tokens = 0  # at the last decision
         self._prefilling_tokens = 0
         self._without_room: Sequence | None = None  # next in line, for whom the last step had no room
@@ -138,7 +139,7 @@ class Scheduler:
     # The decision.
 
     def schedule(self, now: float) -> StepPlan:
-        """The next step. Blocks and rows it needs are taken; `num_computed` changes only when results come in."""
+        """The next step, which may go behind one that is under way. Blocks and rows it needs are taken; see `launched`."""
         plan = StepPlan()
         budget = self.plan.max_batch_tokens
         self._make_room(plan, now)
@@ -180,6 +181,11 @@ class Scheduler:
         context = 0
         for sequence in self.running:
             num_tokens = len(sequence.token_ids)
+            if sequence.future_step:
+                num_tokens += 1
+                if num_tokens >= sequence.max_num_tokens:
+                    context += num_tokens
+                    continue  # its last token is under way
             context += num_tokens
             request = sequence.request
             if num_tokens - sequence.num_prompt >= request.credit and not request.is_embedding:
@@ -190,7 +196,7 @@ class Scheduler:
                 decodes.append(sequence)
                 if len(sequence.block_table) * page_size < num_tokens:
                     growing.append(sequence)
-            else:
+            elif num_tokens > sequence.num_computed:
                 prefilling.append(sequence)
         self.running_context_tokens = context
         return decodes, prefilling, growing
@@ -308,9 +314,23 @@ class Scheduler:
 
     # Results.
 
-    def publish(self, sequence: Sequence) -> None:
-        """Offer the full computed pages of a sequence to the prefix cache. Call it once its logits were seen to be finite."""
-        num_pages = min(sequence.num_computed // self.page_size, len(sequence.block_table))
+    def launched(self, plan: StepPlan, sampled: list[Sequence], step: int) -> None:
+        """`step` of `plan` is under way: what it computes counts as computed, and `sampled` have a token coming."""
+        self.num_steps = step
+        for sequence in plan.decodes:
+            sequence.num_computed += 1
+        for sequence, count in plan.prefills:
+            sequence.num_computed += count
+        for row, sequence in enumerate(sampled):
+            sequence.future_step = step
+            sequence.future_row = row
+
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Offer the full pages among the first `num_tokens` of a sequence to the prefix cache.
+
+        Call it once they are computed and their logits were seen to be finite.
+        """
+        num_pages = min(num_tokens // self.page_size, len(sequence.block_table))
         if num_pages <= sequence.num_published:
             return
         pages = sequence.hasher.extend(sequence.token_ids, num_pages)
@@ -327,6 +347,8 @@ class Scheduler:
         self.pool.free(sequence.block_table)
         self._free_rows.append(sequence.row)
         sequence.row = -1
+        sequence.future_step = 0
+        sequence.cut_step = self.num_steps
         sequence.num_computed = 0
         sequence.num_published = 0
 

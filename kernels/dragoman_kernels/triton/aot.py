@@ -38,7 +38,7 @@ from dragoman_kernels.triton.contracts import contract_name
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
-from dragoman_kernels.triton.step_inputs import StepInputs
+from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
 from dragoman_kernels.triton.stream_read import stream_read
 
 CAPABILITIES = tuple(SHARED_LIMIT_BYTES)
@@ -155,7 +155,8 @@ def launch_all(shape: ModelShape) -> None:
     _launch_attention(shape)
     _launch_sampling(shape)
     inputs = StepInputs(8, 4, _CPU)
-    inputs.unpack(torch.zeros(256, dtype=torch.int32), 8, 8, 4)
+    inputs.unpack(torch.zeros(256, dtype=torch.int32), _ints(8), 8, 8, 4)
+    resolve_tokens(_ints(8), _ints(8))
     stream_read(torch.zeros(2 * 4096), torch.zeros(2))
 
 

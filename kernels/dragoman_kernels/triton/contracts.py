@@ -135,6 +135,10 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         "step_inputs", "StepInputs",
         _contract("latency", "num_rows width", lambda s: 8 * s["num_rows"] * (7 + s["width"]), lambda s: 0, 64, 1 << 10),
     ),
+    "triton.resolve": (
+        "step_inputs", "resolve_tokens",
+        _contract("latency", "num_tokens", lambda s: 12 * s["num_tokens"], lambda s: 0, 64, 1 << 10),
+    ),
     "triton.stream_read": (
         "stream_read", "stream_read",
         _contract("bandwidth", "num_items", lambda s: 4 * s["num_items"], lambda s: s["num_items"], 128, 64 << 10),

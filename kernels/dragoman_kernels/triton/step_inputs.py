@@ -10,12 +10,15 @@ import triton.language as tl
 # Counts that change from step to step must not make new binaries.
 @triton.jit(do_not_specialize=["num_rows", "num_padded", "width", "table_stride"])
 def _unpack_kernel(
-    packed_ptr, tokens_ptr, positions_ptr, slots_ptr, lens_ptr, tables_ptr, temperatures_ptr, uniforms_ptr,
+    packed_ptr, sampled_ptr, tokens_ptr, positions_ptr, slots_ptr, lens_ptr, tables_ptr, temperatures_ptr, uniforms_ptr,
     num_rows, num_padded, width, table_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if row < num_rows:
-        tl.store(tokens_ptr + row, tl.load(packed_ptr + row))
+        token = tl.load(packed_ptr + row)
+        if token < 0:
+            token = tl.load(sampled_ptr - 1 - token)
+        tl.store(tokens_ptr + row, token)
         tl.store(positions_ptr + row, tl.load(packed_ptr + num_rows + row))
         tl.store(slots_ptr + row, tl.load(packed_ptr + 2 * num_rows + row))
         tl.store(lens_ptr + row, tl.load(packed_ptr + 3 * num_rows + row))
@@ -40,6 +43,20 @@ def _unpack_kernel(
         tl.store(uniforms_ptr + row, 0.0)
 
 
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["tokens_ptr"])
+def _resolve_kernel(tokens_ptr, sampled_ptr, num_tokens, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens_ptr + index, mask=index < num_tokens, other=0)
+    coming = token < 0
+    value = tl.load(sampled_ptr - 1 - token, mask=coming, other=0)
+    tl.store(tokens_ptr + index, value, mask=coming)
+
+
+def resolve_tokens(token_ids: torch.Tensor, sampled: torch.Tensor) -> None:
+    """Replace each id -1 - r of `token_ids` int32 [num_tokens] by `sampled[r]`, what the step before sampled."""
+    _resolve_kernel[(triton.cdiv(len(token_ids), 1024),)](token_ids, sampled, len(token_ids), BLOCK=1024, num_warps=4)
+
+
 class StepInputs:
     """The static arrays: [max_num_rows] each, tables [max_num_rows, max_num_blocks]."""
 
@@ -55,12 +72,13 @@ class StepInputs:
         self.temperatures = torch.zeros(max_num_rows, dtype=torch.float32, device=device)
         self.uniforms = torch.zeros(max_num_rows, dtype=torch.float64, device=device)
 
-    def unpack(self, packed: torch.Tensor, num_rows: int, num_padded: int, width: int) -> None:
+    def unpack(self, packed: torch.Tensor, sampled: torch.Tensor, num_rows: int, num_padded: int, width: int) -> None:
         """Fill the first `num_padded` rows from `packed` int32: token ids, positions, slots, context lengths and
         temperatures (float32 bits) [num_rows] each, uniforms (float64 bits) [num_rows, 2], tables [num_rows, width].
+        A token id -1 - r becomes `sampled[r]` (int32), what the step before sampled.
         """
         _unpack_kernel[(max(num_rows, num_padded),)](
-            packed, self.token_ids, self.positions, self.slots, self.context_lens, self.block_tables,
+            packed, sampled, self.token_ids, self.positions, self.slots, self.context_lens, self.block_tables,
             self.temperatures, self.uniforms, num_rows, num_padded, width, self.block_tables.stride(0),
             BLOCK=64, num_warps=1,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.events import Event
-from dragoman_agent.engine.local import build_core, run_all, turn
+from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Delta, Embedded, Failed, Finished, Sampling, Start, Step, Stop
 from dragoman_agent.pal.plan import Plan
 
@@ -68,9 +68,10 @@ class Lab:
         """So many turns; their events."""
         events: list[Event] = []
         for _ in range(count):
-            step, _ = turn(self.core)
-            if step is not None:
-                self.steps.append(step)
+            steps: list[Step] = []
+            self.core.turn(steps.append)
+            self.steps.extend(steps)
+            for step in steps:
                 events.extend(step.events)
         self.events.extend(events)
         return events

@@ -21,6 +21,7 @@ class Watched(NullDevice):
         super().__init__()
         self.batches: list[StepBatch] = []
         self.engine: Any = None
+        self.rows: dict[Any, int] = {}  # of the step before
 
     def submit(self, batch: StepBatch) -> StepHandle:
         self.batches.append(batch)
@@ -30,6 +31,7 @@ class Watched(NullDevice):
 
     def _compare(self, batch: StepBatch) -> None:
         page_size = self._plan.page_size
+        rows: dict[Any, int] = {}
         by_tables = {tuple(s.block_table): s for s in self.engine.core.scheduler.running}
         for i, length in enumerate(batch.context_lens.tolist()):
             used = batch.block_tables[i][batch.block_tables[i] > 0].tolist()
@@ -37,15 +39,21 @@ class Watched(NullDevice):
             assert own, "the table of a row is the table of a running sequence"
             sequence = own[0]
             new = batch.token_ids[batch.query_starts[i] : batch.query_starts[i + 1]].tolist()
-            assert new == sequence.token_ids[length - len(new) : length]
+            if new[0] < 0:
+                assert new == [-1 - self.rows[sequence]] and length == len(sequence.token_ids) + 1
+            else:
+                assert new == sequence.token_ids[length - len(new) : length]
             positions = batch.positions[batch.query_starts[i] : batch.query_starts[i + 1]].tolist()
             assert positions == list(range(length - len(new), length))
             slots = batch.slot_mapping[batch.query_starts[i] : batch.query_starts[i + 1]].tolist()
             assert slots == [sequence.block_table[p // page_size] * page_size + p % page_size for p in positions]
             assert batch.prompt_lens[i] == sequence.num_prompt
             sampled = i in batch.sample_seqs
-            assert (sampled or i in batch.pool_seqs) == (length == len(sequence.token_ids))
+            assert (sampled or i in batch.pool_seqs) == (length == len(sequence.token_ids) + (new[0] < 0))
             assert not sampled or not sequence.request.is_embedding
+            if sampled:
+                rows[sequence] = batch.sample_seqs.tolist().index(i)
+        self.rows = rows
 
 
 def test_arrays_say_what_the_sequences_are(lab: Any, start: Any) -> None:

@@ -36,12 +36,12 @@ def compute(scheduler: Scheduler, plan: StepPlan, now: float = 0.0) -> None:
     for sequence, count in plan.prefills:
         sequence.num_computed += count
         if sequence.num_uncomputed == 0:
-            scheduler.publish(sequence)
+            scheduler.publish(sequence, sequence.num_computed)
             sequence.token_ids.append(1)
             scheduler.unblock(sequence.request, now)
     for sequence in plan.decodes:
         sequence.num_computed += 1
-        scheduler.publish(sequence)
+        scheduler.publish(sequence, sequence.num_computed)
         sequence.token_ids.append(1)
 
 

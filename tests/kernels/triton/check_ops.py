@@ -22,7 +22,7 @@ from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, p
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
-from dragoman_kernels.triton.step_inputs import StepInputs
+from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
 
 # On a GPU a float32 dot runs on the matrix units in tf32.
 TOLERANCE = {
@@ -172,11 +172,14 @@ def check_unpack(device) -> float:
     temperatures = generator.random(rows).astype(np.float32)
     uniforms = generator.random(rows)
     tables = generator.integers(1, 99, (rows, width)).astype(np.int32)
+    expected, sampled = parts[0].copy(), np.array([7, 8, 9, 10], dtype=np.int32)
+    parts[0][1], expected[1] = -1 - 2, 9
     packed = np.concatenate([*parts, temperatures.view(np.int32), uniforms.view(np.int32), tables.ravel()])
     inputs = StepInputs(padded, 7, device)
     inputs.token_ids.fill_(-1)
     inputs.context_lens.fill_(-1)
-    inputs.unpack(torch.from_numpy(packed).to(device), rows, padded, width)
+    inputs.unpack(torch.from_numpy(packed).to(device), torch.from_numpy(sampled).to(device), rows, padded, width)
+    parts[0] = expected
     held = [inputs.token_ids, inputs.positions, inputs.slots, inputs.context_lens]
     same = all((h[:rows].cpu().numpy() == p).all() for h, p in zip(held, parts, strict=True))
     same &= (inputs.temperatures[:rows].cpu().numpy() == temperatures).all()
@@ -184,6 +187,16 @@ def check_unpack(device) -> float:
     same &= (inputs.block_tables[:rows, :width].cpu().numpy() == tables).all()
     same &= not inputs.token_ids[rows:].any() and not inputs.context_lens[rows:].any()
     return 0.0 if same else float("inf")
+
+
+def check_resolve(device) -> float:
+    """0 when references to the step before are replaced by what it sampled, and nothing else changes."""
+    sampled = torch.arange(100, 164, dtype=torch.int32, device=device)
+    tokens = torch.arange(1500, dtype=torch.int32, device=device)
+    tokens[3:1400:77] = -1 - torch.arange(19, dtype=torch.int32, device=device) * 3
+    expected = torch.where(tokens < 0, sampled[(-1 - tokens).clamp(min=0).long()], tokens)
+    resolve_tokens(tokens, sampled)
+    return float((tokens - expected).abs().max())
 
 
 def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Callable[[], float]]:
@@ -202,6 +215,7 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
         "prefill-chunk": lambda: check_prefill(device, dtype, [30, 20], [64, 101], 2, 2, 64, 64),
         "sampling-5000": lambda: check_sampling(device, dtype, 5000),
         "unpack": lambda: check_unpack(device),
+        "resolve": lambda: check_resolve(device),
         "prefill-80": lambda: check_prefill(device, dtype, [40], [5], 2, 1, 80, 64),
     }
     if not small:
