@@ -17,7 +17,8 @@ def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
 
 
 _AGENT_ID = re.compile(r"[A-Za-z0-9._-]+")
-_MODEL, _DEVICE, _NETWORK, _LIFE = "model", "device", "network", "process"
+_MODEL, _DEVICE, _PLAN, _NETWORK, _LIFE = "model", "device", "planning", "network", "process"
+_ON_OFF = ("on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,38 @@ class AgentSettings:
         metadata=_about(
             "the null device's step times as a multiple of its step model; 0 does not wait", group=_DEVICE, min=0.0
         ),
+    )
+    profile: str = field(
+        default="",
+        metadata=_about(
+            "plan from this profile instead of the measured one: a name of the library or a file", group=_PLAN
+        ),
+    )
+    profile_force: bool = field(
+        default=False, metadata=_about("take --profile even where it is of another device", group=_PLAN)
+    )
+    pal: str = field(
+        default="on",
+        metadata=_about(
+            "off: one fixed configuration for all devices, nothing planned from the profile",
+            group=_PLAN,
+            choices=_ON_OFF,
+        ),
+    )
+    pal_arena: str = field(
+        default="on",
+        metadata=_about("off: a fixed share of the memory instead of a budget", group=_PLAN, choices=_ON_OFF),
+    )
+    pal_launch_tuning: str = field(
+        default="on",
+        metadata=_about("off: fixed splits, blocks, warps, stages and graph sizes", group=_PLAN, choices=_ON_OFF),
+    )
+    pal_async_copy: str = field(
+        default="on", metadata=_about("off: no copies beside the computation", group=_PLAN, choices=_ON_OFF)
+    )
+    pal_link_policy: str = field(
+        default="on",
+        metadata=_about("off: the link's measured rate decides nothing", group=_PLAN, choices=_ON_OFF),
     )
     agent_id: str = field(
         default="",
@@ -130,9 +163,28 @@ def settings_problem(settings: AgentSettings) -> str:
         )
     if not settings.open and not settings.controllers:
         return "no request could be accepted: give --controllers HOST:PORT, or --open for an agent without tickets"
+    if settings.profile_force and not settings.profile:
+        return "--profile-force has nothing to force: give --profile NAME_OR_FILE, or leave it out"
+    given = next((flag for flag, is_given in _planning_flags(settings) if is_given), None)
+    if settings.device == "null" and given:
+        return (
+            f"{given} has no effect with --device null, whose plan is given and not made from a profile: leave it out"
+        )
     if len(settings.agent_id) > MAX_AGENT_ID_BYTES or not _AGENT_ID.fullmatch(settings.agent_id or "default"):
         return (
             f"--agent-id {settings.agent_id[:80]!r} must be 1 to {MAX_AGENT_ID_BYTES} letters, digits, dots, dashes or "
             "underscores, as it becomes part of tickets and certificates"
         )
     return ""
+
+
+def _planning_flags(settings: AgentSettings) -> list[tuple[str, bool]]:
+    """What changes how a plan is made, and whether it was given."""
+    return [
+        ("--profile", bool(settings.profile)),
+        ("--pal off", settings.pal == "off"),
+        ("--pal-arena off", settings.pal_arena == "off"),
+        ("--pal-launch-tuning off", settings.pal_launch_tuning == "off"),
+        ("--pal-async-copy off", settings.pal_async_copy == "off"),
+        ("--pal-link-policy off", settings.pal_link_policy == "off"),
+    ]

@@ -101,6 +101,7 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     from dragoman_agent.model.source import open_model
     from dragoman_agent.pal.planner import Limits
     from dragoman_agent.pal.startup import start_on_device
+    from dragoman_agent.pal.switches import Switches
 
     cache_dir: Path = settings.cache_dir or default_cache_dir(os.environ)
     source = open_model(settings.model, cache_dir)
@@ -112,4 +113,18 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         memory_utilization=settings.memory_utilization,
         num_threads=settings.threads,
     )
-    return source, start_on_device(source, settings.device, settings.dtype, limits, cache_dir)
+    switches = (
+        Switches.off()
+        if settings.pal == "off"
+        else Switches(
+            arena=settings.pal_arena == "on",
+            launch_tuning=settings.pal_launch_tuning == "on",
+            async_copy=settings.pal_async_copy == "on",
+            link_policy=settings.pal_link_policy == "on",
+        )
+    )
+    pal = start_on_device(
+        source, settings.device, settings.dtype, limits, cache_dir,
+        switches=switches, profile=settings.profile, profile_force=settings.profile_force,
+    )  # fmt: skip
+    return source, pal

@@ -60,6 +60,8 @@ def only_error(done: subprocess.CompletedProcess[str]) -> str:
         (["--device", "cpu", "--open", "--model", "/no/such/model.gguf"], ["/no/such/model.gguf", "no such file"]),
         (["--device", "null", "--open", "--max-context", "1"], ["--max-context"]),
         (["--device", "null", "--open", "--null-speed", "-1"], ["--null-speed"]),
+        (["--open", "--pal", "of"], ["--pal", "on, off"]),
+        (["--open", "--model", "random:qwen3-0.6b", "--profile", "rtx4091"], ["did you mean rtx4090?"]),
     ],
 )
 def test_bad_settings_are_one_line_and_exit_2(flags: list[str], words: list[str]) -> None:

@@ -12,7 +12,8 @@ def _about(help: str, group: str, **metadata: Any) -> dict[str, Any]:
     return {"help": help, "group": group, **metadata}
 
 
-_COMMON, _PORTS, _OTHER = "most used", "network", "other"
+_COMMON, _PLAN, _PORTS, _OTHER = "most used", "planning", "network", "other"
+_ON_OFF = ("on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,29 @@ class UpSettings:
     json_summary: bool = field(
         default=False, metadata=_about("print the ready summary as one line of JSON on stdout", _COMMON)
     )
+    profile: str | None = field(
+        default=None,
+        metadata=_about("plan from this profile instead of the measured one: a name of the library or a file", _PLAN),
+    )
+    profile_force: bool = field(
+        default=False, metadata=_about("take --profile even where it is of another device", _PLAN)
+    )
+    pal: str = field(
+        default="on", metadata=_about("off: one fixed configuration for all devices", _PLAN, choices=_ON_OFF)
+    )
+    pal_arena: str = field(
+        default="on", metadata=_about("off: a fixed share of the memory instead of a budget", _PLAN, choices=_ON_OFF)
+    )
+    pal_launch_tuning: str = field(
+        default="on",
+        metadata=_about("off: fixed splits, blocks, warps, stages and graph sizes", _PLAN, choices=_ON_OFF),
+    )
+    pal_async_copy: str = field(
+        default="on", metadata=_about("off: no copies beside the computation", _PLAN, choices=_ON_OFF)
+    )
+    pal_link_policy: str = field(
+        default="on", metadata=_about("off: the link's measured rate decides nothing", _PLAN, choices=_ON_OFF)
+    )
     host: str = field(default="127.0.0.1", metadata=_about("address the HTTP port listens on", _PORTS))
     controller_port: int = field(default=50050, metadata=_about("controller's gRPC port", _PORTS, min=0, max=65535))
     agent_port: int = field(default=50051, metadata=_about("agent's gRPC port", _PORTS, min=0, max=65535))
@@ -63,7 +87,8 @@ class UpSettings:
 # Settings that go to the agent when they were given; otherwise its own section and defaults hold.
 _AGENT_OPTIONS = (
     "model", "device", "max_context", "served_model_name", "threads", "dtype", "memory_utilization", "cache_dir",
-    "null_oracle", "null_speed",
+    "null_oracle", "null_speed", "profile", "profile_force", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
+    "pal_link_policy",
 )  # fmt: skip
 # The ports of a run, and what each is for.
 PORTS = {
@@ -91,7 +116,11 @@ def agent_arguments(settings: UpSettings, origins: Mapping[str, str], controller
     ]
     for name in _AGENT_OPTIONS:
         value = getattr(settings, name)
-        if origins[name] != "default" and value is not None:
+        if origins[name] == "default" or value is None:
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        else:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             arguments.append(f"--{name.replace('_', '-')}={text}")
     return arguments

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.attributes import FoundDevice, take_inventory
 from dragoman_agent.pal.decisions import Decision, DecisionLog
+from dragoman_agent.pal.forced import describe, find_profile, take_forced
 from dragoman_agent.pal.plan import Plan
-from dragoman_agent.pal.planner import Limits, PlanError, plan_cpu, profile_input
-from dragoman_agent.pal.planner_cuda import plan_cuda
+from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for, profile_input
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
 from dragoman_agent.pal.select import Needs, choose_device
@@ -31,30 +31,56 @@ class PalResult:
     reason: str
 
 
-def start_on_device(model: ModelSource, requested: str, dtype: str, limits: Limits, cache_dir: Path) -> PalResult:
-    """Choose a device for `model`, profile it and plan. Raises NoDeviceError or PlanError."""
+def start_on_device(
+    model: ModelSource,
+    requested: str,
+    dtype: str,
+    limits: Limits,
+    cache_dir: Path,
+    *,
+    switches: Switches | None = None,
+    profile: str = "",
+    profile_force: bool = False,
+) -> PalResult:
+    """Choose a device for `model`, profile it and plan. `profile` names one to plan from instead of the measured one.
+
+    Raises NoDeviceError, ProfileError or PlanError.
+    """
     from dragoman_agent.device.cpu import choose_cpu_road
 
+    named = find_profile(profile) if profile else None  # before anything that takes long
     inventory = take_inventory()
     needs = Needs(model.name, model.total_bytes, model.config.kv_bytes_per_token * 256)
     selection = choose_device(inventory, requested, needs)
     chosen = selection.chosen
     log = DecisionLog()
     log.record(Decision("device", chosen.device.facts.name, chosen.reason))
-    profile, _ = profile_device(chosen.device, cache_dir)
-    if chosen.device.facts.kind == "cuda":
-        if dtype != "auto":
-            raise PlanError(
-                f"--dtype {dtype} is for the CPU, {chosen.device.facts.name} computes in bfloat16; "
-                "leave --dtype out or add --device cpu"
-            )
-        plan, decisions = plan_cuda(profile, model.config, limits)
+    if named is None:
+        held, decision = _measured(chosen.device, cache_dir)
     else:
-        plan, decisions = plan_cpu(profile, model.config, choose_cpu_road(model, dtype, cache_dir), limits)
-    for decision in (*decisions, _load_decision(profile, plan), _prefill_decision(plan)):
+        device = chosen.device
+        held, decision = take_forced(named, device.facts, device.fingerprint, device.values, force=profile_force)
+    log.record(decision)
+    road = None
+    if held.device.kind == "cpu":
+        road = choose_cpu_road(model, dtype, cache_dir)
+    elif dtype != "auto":
+        raise PlanError(
+            f"--dtype {dtype} is for the CPU, {chosen.device.facts.name} computes in bfloat16; "
+            "leave --dtype out or add --device cpu"
+        )
+    plan, decisions = plan_for(held, model.config, limits, switches or Switches(), road=road)
+    for decision in (*decisions, _load_decision(held, plan), _prefill_decision(plan)):
         log.record(decision)
-    view = HardwareView(profile, selection, plan, log)
+    view = HardwareView(held, selection, plan, log)
     return PalResult(plan, view, log, chosen.device.facts.name, chosen.reason)
+
+
+def _measured(device: FoundDevice, cache_dir: Path) -> tuple[Profile, Decision]:
+    """The device's own profile."""
+    profile, from_cache = profile_device(device, cache_dir)
+    when = f"on {profile.created}, kept under its fingerprint {profile.fingerprint[:8]}" if from_cache else "now"
+    return profile, Decision("profile", describe(profile), f"this device, measured {when}")
 
 
 def start_on_null(plan: Plan) -> PalResult:
