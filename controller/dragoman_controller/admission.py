@@ -16,7 +16,7 @@ from typing import Protocol
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
-from dragoman_controller.placement import Candidates
+from dragoman_controller.candidates import Candidates
 from dragoman_controller.placer import Granted, Placer
 from dragoman_controller.policy import Policy, PolicyStore
 from dragoman_controller.queue import Entry, FairQueue

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dragoman_controller.placement import AgentView, Score, Shape
+from dragoman_controller.candidates import AgentView, Score, Shape
 from dragoman_controller.quote import Quote
 
 MAX_NUM_PLACEMENTS = 2048

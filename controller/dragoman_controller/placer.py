@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from dragoman.prefix_hash import UNIT_TOKENS
+from dragoman_controller.candidates import Candidates, Shape
 from dragoman_controller.explain import PlacementRecord, Placements
 from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
 from dragoman_controller.ledger import Grant, Ledger
-from dragoman_controller.placement import Candidates, Placement, Shape, place
+from dragoman_controller.placement import Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
 from dragoman_controller.quote import Quote, Quotes
 from dragoman_controller.requests import AdmissionRequest
@@ -99,7 +100,7 @@ class Placer:
     def has_room(self, model: str) -> bool:
         """Whether some agent of the model may be given a request now."""
         candidates = self._models.get(model)
-        return candidates is not None and any(not view.excluded_because for view in candidates.views)
+        return candidates is not None and candidates.num_able > 0
 
     def completions_per_second(self, model: str) -> float:
         """Requests of mean length that the live agents of the model end in a second when they are full."""

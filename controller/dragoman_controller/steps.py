@@ -1,42 +1,71 @@
-"""A step model read many times: one decode row a batch size, and a straight line below it that bounds it."""
+"""A step model read many times: one decode row a batch size, and straight lines below it that bound it."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import pairwise
 
 from dragoman.step_model import StepModel
 
+# Agents are put in order of pace by one decode step of this kind: the order only decides how much work a search takes.
+_PACE_CONTEXT_TOKENS = 1024
 
-@dataclass(frozen=True, slots=True)
+
 class DecodeRow:
     """Seconds of a decode step at one batch size over the mean context: piecewise linear, never below 0."""
 
-    contexts: tuple[int, ...]
-    seconds: tuple[float, ...]
-    last_slope: float
+    __slots__ = ("_hull", "contexts", "seconds", "slopes")
+
+    def __init__(self, contexts: Sequence[int], seconds: Sequence[float]) -> None:
+        """`contexts` ascend; one time a context, none below 0."""
+        if len(contexts) == 1:
+            # Flat: a second knot spares everyone the question whether there is a segment.
+            contexts, seconds = (contexts[0], contexts[0] + 1), (seconds[0], seconds[0])
+        self.contexts, self.seconds = tuple(contexts), tuple(seconds)
+        knots = list(zip(contexts, seconds, strict=True))
+        self.slopes = tuple(_slope(left, right) for left, right in pairwise(knots))
+        """Of the segment that starts at each knot but the last, which goes on for ever; the first one comes from 0."""
+        self._hull = _lower_hull(knots, self.slopes)
 
     def at(self, mean_context: float) -> float:
         """Seconds at a mean context in tokens; equals StepModel.decode_step_seconds."""
-        contexts, seconds = self.contexts, self.seconds
-        if len(contexts) == 1:
-            return seconds[0]
-        index = min(max(bisect_right(contexts, mean_context) - 1, 0), len(contexts) - 2)
-        left = seconds[index]
-        weight = (mean_context - contexts[index]) / (contexts[index + 1] - contexts[index])
-        return max(left + weight * (seconds[index + 1] - left), 0.0)
+        contexts = self.contexts
+        segment = bisect_right(contexts, mean_context, 1, len(contexts) - 1) - 1
+        seconds = self.seconds[segment] + (mean_context - contexts[segment]) * self.slopes[segment]
+        return seconds if seconds > 0.0 else 0.0
 
-    def floor_from(self, mean_context: float) -> tuple[float, float]:
-        """(seconds, slope) of a line through the row at `mean_context` that is nowhere above it to the right."""
-        start = self.at(mean_context)
-        slope = self.last_slope
-        if start <= 0:
-            # The clamp at 0 bends the row between knots, so a chord from here could lie above it.
-            slope = min(slope, 0.0)
-        for context, seconds in zip(self.contexts, self.seconds, strict=True):
-            if context > mean_context:
-                slope = min(slope, (seconds - start) / (context - mean_context))
-        return start, slope
+    def floor_at(self, mean_context: float) -> tuple[float, float]:
+        """(intercept, slope) of a line over the context that is nowhere above the row, and near it at `mean_context`."""
+        _, intercept, slope = self._hull[0]
+        for start, base, rise in self._hull:
+            if start > mean_context:
+                break
+            intercept, slope = base, rise
+        return intercept, slope
+
+
+def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])
+
+
+def _lower_hull(knots: list[tuple[int, float]], slopes: Sequence[float]) -> tuple[tuple[float, float, float], ...]:
+    """Segments (start, intercept, slope) of the lower convex hull of a row from 0 to any context, the first from 0."""
+    points: list[tuple[float, float]] = [*knots]
+    if knots[0][0] > 0:
+        # Continued to the left without the clamp at 0, which the clamped row is nowhere below.
+        points.insert(0, (0.0, knots[0][1] - knots[0][0] * slopes[0]))
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    # Past the last knot the row goes on with its last slope for ever: no steeper segment may come before.
+    while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= slopes[-1]:
+        hull.pop()
+    rises = [*(_slope(left, right) for left, right in pairwise(hull)), slopes[-1]]
+    segments = [(start, value - rise * start, rise) for (start, value), rise in zip(hull, rises, strict=True)]
+    return ((0.0, *segments[0][1:]), *segments[1:])
 
 
 class StepTable:
@@ -44,7 +73,9 @@ class StepTable:
 
     def __init__(self, model: StepModel) -> None:
         self.model = model
+        self.base_seconds = model.prefill_base_seconds
         self.seconds_per_prompt_token = 1.0 / model.prefill_tokens_per_second
+        self.pace_seconds = model.decode_step_seconds(1, _PACE_CONTEXT_TOKENS)
         self._rows: dict[int, DecodeRow] = {}
 
     def row(self, batch_size: int) -> DecodeRow:
@@ -56,12 +87,13 @@ class StepTable:
 
     def prefill_seconds(self, num_tokens: float) -> float:
         """As StepModel.prefill_seconds."""
-        return self.model.prefill_seconds(num_tokens)
+        if num_tokens <= 0:
+            return 0.0
+        seconds = num_tokens * self.seconds_per_prompt_token
+        return seconds if seconds > self.base_seconds else self.base_seconds
 
     def _build(self, batch_size: int) -> DecodeRow:
         contexts = self.model.context_tokens
         # The unclamped line between two knots is what StepModel continues past the edge and clamps afterwards;
         # clamping the knots themselves would differ only for a model that predicts negative times.
-        seconds = tuple(self.model.decode_step_seconds(batch_size, context) for context in contexts)
-        last_slope = (seconds[-1] - seconds[-2]) / (contexts[-1] - contexts[-2]) if len(contexts) > 1 else 0.0
-        return DecodeRow(contexts, seconds, last_slope)
+        return DecodeRow(contexts, [self.model.decode_step_seconds(batch_size, context) for context in contexts])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman_controller.fleet import AgentState, Member, ModelSpec
 from dragoman_controller.ledger import Debit
-from dragoman_controller.placement import AgentView
+from dragoman_controller.candidates import AgentView
 from dragoman_controller.recent import RecentAgents
 from dragoman_controller.requests import DEFAULT_OUTPUT_TOKENS
 

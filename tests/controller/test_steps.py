@@ -33,13 +33,13 @@ def test_a_row_is_the_step_model_at_its_batch_size(model: StepModel, data: st.Da
 @settings(max_examples=150, deadline=None)
 def test_the_floor_line_is_nowhere_above_the_row(model: StepModel, data: st.DataObject) -> None:
     row = StepTable(model).row(data.draw(st.integers(1, 300)))
-    start = data.draw(st.floats(0, 10_000))
-    seconds, slope = row.floor_from(start)
-    for context in data.draw(st.lists(st.floats(start, 50_000), max_size=10)):
-        assert seconds + slope * (context - start) <= row.at(context) + 1e-9
+    intercept, slope = row.floor_at(data.draw(st.floats(0, 10_000)))
+    for context in data.draw(st.lists(st.floats(0, 50_000), max_size=10)):
+        assert intercept + slope * context <= row.at(context) + 1e-9
 
 
-def test_the_floor_line_is_exact_where_the_row_is_straight() -> None:
-    row = StepTable(StepModel((1,), (0, 1000, 4000), (0.01, 0.02, 0.05), 1000.0, 0.0)).row(1)
-    seconds, slope = row.floor_from(500)
-    assert seconds + slope * 3000 == pytest.approx(row.at(3500))
+def test_the_floor_line_of_a_convex_row_touches_it_where_it_was_asked_for() -> None:
+    row = StepTable(StepModel((1,), (0, 1000, 4000), (0.01, 0.02, 0.08), 1000.0, 0.0)).row(1)
+    for context in (0.0, 500.0, 1000.0, 3500.0, 9000.0):
+        intercept, slope = row.floor_at(context)
+        assert intercept + slope * context == pytest.approx(row.at(context))
