@@ -48,6 +48,14 @@ class CommandResult:
     hint_outcome: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One controller of the cell; its id is drawn at its start."""
+
+    controller_id: str
+    address: str
+
+
 class CellObserver(Observer, Protocol):
     """Counts what happens in a cell."""
 
@@ -87,6 +95,7 @@ class Cell:
             rng or Random(),
         )
         self.admission = Admission(self.placer, self.policy, observer, clock)
+        self.controllers: tuple[Controller, ...] = ()
         self._outboxes: dict[str, Outbox] = {}
         self._watchers: set[Callable[[], None]] = set()
         self._streams: dict[str, int] = {}
@@ -96,6 +105,10 @@ class Cell:
         """Calls back, without details, after each change of fleet or policy. Returns what ends the watch."""
         self._watchers.add(callback)
         return lambda: self._watchers.discard(callback)
+
+    def take_controllers(self, controllers: tuple[Controller, ...]) -> None:
+        """Takes the list of the cell's controllers; agents hear of it with their next beat."""
+        self.controllers = controllers
 
     def register(self, spec: AgentSpec, epoch: int, agent_monotonic_ms: int) -> Member:
         """Makes an agent a member. Raises DragomanError."""

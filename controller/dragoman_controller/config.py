@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dragoman.address import is_loopback
+
+_CELL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,33 @@ class ControllerSettings:
             "group": "security",
         },
     )
+    advertise: str = field(
+        default="",
+        metadata={"help": "host:port that agents and clients dial, when it is not the one bound", "group": "network"},
+    )
+    etcd: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "etcd servers, as host:port, that hold what several controllers share; unset keeps it in memory",
+            "group": "state",
+        },
+    )
+    cell: str = field(
+        default="default", metadata={"help": "name of the cell; its controllers share one", "group": "state"}
+    )
+    etcd_ca: Path | None = field(
+        default=None, metadata={"help": "PEM certificates that sign the etcd servers'; turns TLS on", "group": "state"}
+    )
+    etcd_certificate: Path | None = field(
+        default=None, metadata={"help": "PEM certificate shown to etcd (mutual TLS)", "group": "state"}
+    )
+    etcd_key: Path | None = field(default=None, metadata={"help": "PEM key of that certificate", "group": "state"})
     policy_file: Path | None = field(
-        default=None, metadata={"help": "TOML file with the admission policy at start", "group": "process"}
+        default=None,
+        metadata={
+            "help": "TOML file with the admission policy, taken over again when it changes and on SIGHUP",
+            "group": "process",
+        },
     )
     announce: bool = field(
         default=False, metadata={"help": "print life events as JSON lines on stdout", "group": "process"}
@@ -67,6 +95,22 @@ def check(settings: ControllerSettings) -> None:
     files = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
     if any(files) and not settings.has_tls:
         raise ValueError("TLS needs all three of --tls-certificate, --tls-key and --tls-client-ca")
+    if not _CELL.fullmatch(settings.cell):
+        raise ValueError(
+            f"--cell {settings.cell[:80]!r} must be 1 to 64 letters, digits, dots, dashes or underscores, as it is part "
+            "of keys in etcd"
+        )
+    if bool(settings.etcd_certificate) != bool(settings.etcd_key) or (settings.etcd_key and not settings.etcd_ca):
+        raise ValueError("mutual TLS with etcd needs all three of --etcd-ca, --etcd-certificate and --etcd-key")
+    for endpoint in settings.etcd:
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdigit() or "/" in endpoint:
+            raise ValueError(f"--etcd {endpoint!r} is no host:port: give each server as one, without http://")
+        if not is_loopback(host.strip("[]")) and settings.etcd_ca is None:
+            raise ValueError(
+                f"--etcd {endpoint} is another machine, and without TLS the cell keys would cross the network in the "
+                "clear: give --etcd-ca"
+            )
     if not settings.has_tls and not is_loopback(settings.host):
         raise ValueError(
             f"--host {settings.host} can be reached from other machines, and without TLS ticket keys would cross the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -10,9 +11,10 @@ from typing import Any
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
-from dragoman_controller.requests import Priority
+from dragoman_controller.requests import MAX_ID_BYTES, Priority
 
 MAX_QUEUE_LIMIT = 1_000_000
+MAX_NUM_TENANTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,26 @@ def check(policy: Policy) -> None:
     """Raises DragomanError INVALID_REQUEST naming the bad field."""
     if not 0 <= policy.max_queued_requests <= MAX_QUEUE_LIMIT:
         raise _invalid("max_queued_requests", f"is {policy.max_queued_requests}, must be 0 to {MAX_QUEUE_LIMIT}")
-    if policy.max_queue_wait_seconds < 0:
-        raise _invalid("max_queue_wait", f"is {policy.max_queue_wait_seconds:g} s, must not be negative")
+    _check_seconds("max_queue_wait", policy.max_queue_wait_seconds)
+    if len(policy.tenants) > MAX_NUM_TENANTS:
+        raise _invalid("tenants", f"lists {len(policy.tenants)}, at most {MAX_NUM_TENANTS} have limits of their own")
     for name, tenant in {"": policy.default_tenant, **policy.tenants}.items():
+        if len(name.encode()) > MAX_ID_BYTES or not name.isprintable():
+            raise _invalid("tenants", f"holds a name that is longer than {MAX_ID_BYTES} bytes or cannot be printed")
         for key in ("max_queued_requests", "max_running_requests", "share"):
             if getattr(tenant, key) < 0:
                 raise _invalid(f"tenants.{name or 'default'}.{key}", f"is {getattr(tenant, key)}, must not be negative")
     known = [priority.label for priority in Priority]
-    for name in policy.targets:
+    for name, target in policy.targets.items():
         if name not in known:
             raise _invalid("targets", f"names the class {name!r}, must be one of {', '.join(known)}")
+        for key in ("time_to_first_token_seconds", "time_per_output_token_seconds"):
+            _check_seconds(f"targets.{name}.{key}", getattr(target, key))
+
+
+def _check_seconds(param: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise _invalid(param, f"is {seconds:g} s, must be a number that is not negative")
 
 
 def read_policy(path: Path) -> Policy:
@@ -102,19 +114,35 @@ class PolicyStore:
         """The policy in force."""
         return self._policy
 
-    def update(self, policy: Policy) -> Policy:
-        """Puts a policy in force; its revision must be the one it replaces. Raises POLICY_CONFLICT, INVALID_REQUEST."""
+    def prepare(self, policy: Policy) -> Policy:
+        """The policy with the revision it will have; its own must be the one it replaces. Changes nothing.
+
+        Raises POLICY_CONFLICT, INVALID_REQUEST.
+        """
         if policy.revision != self._policy.revision:
-            raise DragomanError(
-                error_pb2.ERROR_REASON_POLICY_CONFLICT,
-                f"the policy is at revision {self._policy.revision}, the update is for {policy.revision}: "
-                "read it again and repeat the change",
-                metadata={"revision": str(self._policy.revision)},
-            )
+            raise conflict(self._policy.revision, policy.revision)
         check(policy)
-        self._policy = replace(policy, revision=policy.revision + 1)
-        self._on_change(self._policy)
-        return self._policy
+        return replace(policy, revision=policy.revision + 1)
+
+    def adopt(self, policy: Policy) -> None:
+        """Puts a checked policy in force."""
+        self._policy = policy
+        self._on_change(policy)
+
+    def update(self, policy: Policy) -> Policy:
+        """Prepares and adopts. Raises POLICY_CONFLICT, INVALID_REQUEST."""
+        prepared = self.prepare(policy)
+        self.adopt(prepared)
+        return prepared
+
+
+def conflict(current: int, given: int) -> DragomanError:
+    """The error of an update that is not for the policy in force."""
+    return DragomanError(
+        error_pb2.ERROR_REASON_POLICY_CONFLICT,
+        f"the policy is at revision {current}, the update is for {given}: read it again and repeat the change",
+        metadata={"revision": str(current)},
+    )
 
 
 def _tables(table: dict[str, Any], key: str, path: Path) -> list[tuple[str, Any]]:

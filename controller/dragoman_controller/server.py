@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import math
+import secrets
 import signal
 from pathlib import Path
 
@@ -39,13 +40,16 @@ from dragoman_cli.process import MetricsServer
 from dragoman_controller.cell import TICK_SECONDS, Cell
 from dragoman_controller.config import ControllerSettings, check
 from dragoman_controller.metrics import ControllerMetrics
-from dragoman_controller.policy import Policy, read_policy
+from dragoman_controller.policy import Policy
+from dragoman_controller.policy_file import PolicyFile
 from dragoman_controller.rpc.admission import AdmissionServicer
 from dragoman_controller.rpc.fleet import FleetServicer
 from dragoman_controller.rpc.policy import PolicyServicer
 from dragoman_controller.rpc.prefetch import PrefetchServicer
 from dragoman_controller.rpc.registry import AgentRegistryServicer
 from dragoman_controller.rpc.telemetry import TelemetryServicer
+from dragoman_controller.shared import Shared
+from dragoman_controller.state import MemoryStore, StateStore
 from dragoman_controller.tickets import CellKey, read_cell_keys
 
 logger = logging.getLogger(__name__)
@@ -63,6 +67,7 @@ SERVICE_NAMES = tuple(
 )
 LIVENESS, READINESS = "liveness", "readiness"
 _SAMPLE_TICKS = 5
+_FILE_TICKS = 10
 _CLOSE_SECONDS = 3.0
 
 
@@ -78,8 +83,10 @@ class ControllerServer:
         try:
             check(settings)
             keys = read_cell_keys(settings.cell_key_file) if settings.cell_key_file else (CellKey.random(),)
-            policy = read_policy(settings.policy_file) if settings.policy_file else Policy()
+            self._policy_file = PolicyFile(settings.policy_file) if settings.policy_file else None
+            policy = self._policy_file.read() if self._policy_file else Policy()
             self._credentials = _credentials(settings)
+            etcd_credentials = _etcd_credentials(settings)
         except OSError as error:
             raise StartupError(f"cannot read {error.filename}: {error.strerror}") from None
         except ValueError as error:
@@ -87,10 +94,16 @@ class ControllerServer:
         self._settings = settings
         self.metrics = ControllerMetrics()
         self.cell = Cell(keys, policy, self.metrics)
+        self.controller_id = secrets.token_hex(8)
+        file_keys = keys if settings.cell_key_file else ()
+        self.shared = Shared(
+            _open_store(settings.etcd, etcd_credentials), self.cell, self.controller_id, settings.cell, file_keys
+        )
         self._server = grpc.aio.server(options=server_options(), interceptors=[ErrorInterceptor()])
         self._health = health_aio.HealthServicer()
         self._http: MetricsServer | None = None
         self._timer: asyncio.Task[None] | None = None
+        self._reloads: set[asyncio.Task[None]] = set()
         self.port = 0
         self.metrics_port = 0
         self._add_services()
@@ -98,9 +111,11 @@ class ControllerServer:
     def _add_services(self) -> None:
         cell, server = self.cell, self._server
         admission_service_pb2_grpc.add_AdmissionServiceServicer_to_server(AdmissionServicer(cell), server)
-        agent_registry_service_pb2_grpc.add_AgentRegistryServiceServicer_to_server(AgentRegistryServicer(cell), server)
-        fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(FleetServicer(cell), server)
-        policy_service_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(cell), server)
+        agent_registry_service_pb2_grpc.add_AgentRegistryServiceServicer_to_server(
+            AgentRegistryServicer(cell, self.controller_id), server
+        )
+        fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(FleetServicer(cell, self.shared), server)
+        policy_service_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(cell, self.shared), server)
         prefetch_service_pb2_grpc.add_PrefetchServiceServicer_to_server(PrefetchServicer(cell), server)
         telemetry = TelemetryServicer(cell, self.metrics.registry)
         telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server(telemetry, server)
@@ -127,6 +142,7 @@ class ControllerServer:
             problem = listen_problem(host, self._settings.metrics_port, "--metrics-port")
             raise StartupError(problem or f"cannot serve /metrics: {error}") from None
         self.metrics_port = self._http.port
+        await self.shared.start(self._settings.advertise or host_port(host, self.port))
         for name in ("", LIVENESS, READINESS, *SERVICE_NAMES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
@@ -149,6 +165,7 @@ class ControllerServer:
         self.cell.admission.refuse_all(_closing())
         # One turn of the loop lets the handlers of what was refused answer before their calls are cancelled.
         await asyncio.sleep(TICK_SECONDS)
+        await self.shared.close()
         await self._server.stop(0)
         if self._timer is not None:
             self._timer.cancel()
@@ -156,18 +173,35 @@ class ControllerServer:
         if self._http is not None:
             await asyncio.to_thread(self._http.close)
 
-    def reload_keys(self) -> None:
-        """Reads the cell key file again; a file that cannot be used changes nothing."""
+    def reload(self) -> None:
+        """Reads the cell key file and the policy file again; a file that cannot be used changes nothing."""
+        for work in (self._reload_keys(), self._reload_policy()):
+            task = asyncio.create_task(work)
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
+
+    async def _reload_keys(self) -> None:
         path = self._settings.cell_key_file
         if path is None:
             logger.warning("SIGHUP: the cell key was drawn at start, there is no --cell-key-file to read again")
             return
         try:
-            self.cell.rotate_keys(read_cell_keys(path))
-        except (OSError, ValueError) as error:
+            await self.shared.publish_keys(read_cell_keys(path))
+        except (OSError, ValueError, DragomanError) as error:
             logger.error("SIGHUP: the cell keys stay as they are: %s", error)
         else:
             logger.info("SIGHUP: cell keys read, the newest is %d", self.cell.minter.key_ids[0])
+
+    async def _reload_policy(self) -> None:
+        if self._policy_file is None:
+            return
+        try:
+            updated = await self.shared.replace_policy(self._policy_file.read())
+        except (OSError, ValueError, DragomanError) as error:
+            logger.error("policy revision %d stays in force: %s", self.cell.policy.current.revision, error)
+        else:
+            if updated is not None:
+                logger.info("policy file read, revision %d is in force", updated.revision)
 
     async def _run_timer(self) -> None:
         tick = 0
@@ -176,6 +210,8 @@ class ControllerServer:
                 self.cell.tick()
                 if tick % _SAMPLE_TICKS == 0:
                     self.metrics.sample(self.cell)
+                if tick % _FILE_TICKS == 0 and self._policy_file is not None and self._policy_file.has_changed():
+                    await self._reload_policy()
             except Exception:
                 # A fault here must not stop leases and waits for good; it is logged each time until it is mended.
                 logger.exception("fault in the timer")
@@ -199,7 +235,7 @@ async def serve(settings: ControllerSettings) -> None:
 
     loop.add_signal_handler(signal.SIGINT, on_signal, stop)
     loop.add_signal_handler(signal.SIGTERM, on_signal, drain)
-    loop.add_signal_handler(signal.SIGHUP, server.reload_keys)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
     await server.start()
     try:
         logger.info("serving on %s:%d, metrics on %d", settings.host, server.port, server.metrics_port)
@@ -252,3 +288,20 @@ def _credentials(settings: ControllerSettings) -> grpc.ServerCredentials | None:
         Path(path).read_bytes() for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
     )
     return grpc.ssl_server_credentials([(key, certificate)], root_certificates=client_ca, require_client_auth=True)
+
+
+def _etcd_credentials(settings: ControllerSettings) -> grpc.ChannelCredentials | None:
+    if settings.etcd_ca is None:
+        return None
+    certificate, key = (
+        Path(path).read_bytes() if path else None for path in (settings.etcd_certificate, settings.etcd_key)
+    )
+    return grpc.ssl_channel_credentials(Path(settings.etcd_ca).read_bytes(), key, certificate)
+
+
+def _open_store(endpoints: tuple[str, ...], credentials: grpc.ChannelCredentials | None) -> StateStore:
+    if not endpoints:
+        return MemoryStore()
+    from dragoman_controller.etcd_store import EtcdStore
+
+    return EtcdStore(endpoints, credentials)

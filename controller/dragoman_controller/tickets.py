@@ -13,12 +13,14 @@ import secrets
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from google.protobuf.message import DecodeError
 
 from dragoman.errors import DragomanError
-from dragoman.limits import TICKET_JTI_BYTES, TICKET_KEY_BYTES, TICKET_VERSION
+from dragoman.limits import TICKET_JTI_BYTES, TICKET_KEY_BYTES, TICKET_MODEL_DIGEST_BYTES, TICKET_VERSION
 from dragoman.v1 import error_pb2, ticket_pb2
 
 # Holds for agent ids up to 28 bytes; a longer id makes the ticket longer by as much.
@@ -51,47 +53,67 @@ def derive_key(cell_key: bytes, agent_id: str, epoch: int) -> bytes:
 
 def read_cell_keys(path: Path) -> tuple[CellKey, ...]:
     """Keys of a file, the newest first: a line each, "KEY_ID 64_HEX_DIGITS". Raises ValueError naming the line."""
+    return parse_cell_keys(path.read_text(encoding="utf-8"), str(path))
+
+
+def parse_cell_keys(text: str, where: str) -> tuple[CellKey, ...]:
+    """Keys of a text of such lines; `where` names it in errors. Raises ValueError naming the line, never its content."""
     keys: list[CellKey] = []
-    for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
         match = _KEY_LINE.fullmatch(line)
         key_id = int(match["key_id"]) if match else 0
         if match is None or not 0 < key_id < 1 << 32:
-            raise ValueError(f"{path}:{number}: expected a key id over 0 and 64 hexadecimal digits, such as '1 9f86…'")
+            raise ValueError(f"{where}:{number}: expected a key id over 0 and 64 hexadecimal digits, such as '1 9f86…'")
         if any(key.key_id == key_id for key in keys):
-            raise ValueError(f"{path}:{number}: key id {key_id} is there twice, give each key its own")
+            raise ValueError(f"{where}:{number}: key id {key_id} is there twice, give each key its own")
         keys.append(CellKey(key_id, bytes.fromhex(match["key"])))
     if not keys:
-        raise ValueError(f"{path} holds no key: write a line 'KEY_ID 64_HEX_DIGITS', the newest key first")
+        raise ValueError(f"{where} holds no key: write a line 'KEY_ID 64_HEX_DIGITS', the newest key first")
     return tuple(keys)
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """What a ticket says, but for version, key id and jti. `not_after_ms` is in the agent's monotonic clock."""
+def write_cell_keys(keys: tuple[CellKey, ...]) -> str:
+    """The text that `parse_cell_keys` reads."""
+    return "".join(f"{key.key_id} {key.secret.hex()}\n" for key in keys)
+
+
+class Bearer(NamedTuple):
+    """Whom a ticket is for: one life of an agent, and the model it serves."""
 
     agent_id: str
     epoch: int
-    tenant: str
     model_digest: bytes
+
+
+class Claims(NamedTuple):
+    """What a ticket says of its request; the same for its first and its fallback ticket where both agents have room."""
+
+    tenant: str
     prompt_digest: bytes
     max_prompt_tokens: int
     max_output_tokens: int
     priority: int
-    not_after_ms: int
     deadline_budget_ms: int = 0
     resume: tuple[int, int, int] | None = None
     """Origin epoch, attempt, from cursor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Minted:
+class Minted(NamedTuple):
     """A ticket: its bytes and the id its outcome will be reported under."""
 
     token: bytes
     jti: bytes
+
+
+class _Signer(NamedTuple):
+    """What every ticket for one life of an agent has in common."""
+
+    key: bytes
+    claims: bytes
+    max_ticket_bytes: int
 
 
 class TicketMinter:
@@ -101,7 +123,11 @@ class TicketMinter:
         if not keys:
             raise ValueError("a minter needs at least one cell key")
         self._keys = keys
-        self._derived: dict[tuple[int, str, int], bytes] = {}
+        self._signers: dict[tuple[str, int], dict[tuple[int, bytes], _Signer]] = {}
+        # The parts of a ticket, made once and filled in for each: a message costs as much to make as to serialize.
+        self._request_part, self._own_part = ticket_pb2.TicketClaims(), ticket_pb2.TicketClaims()
+        self._signed = ticket_pb2.SignedTicket()
+        self._last: tuple[Claims, bytes] | None = None
 
     @property
     def key_ids(self) -> tuple[int, ...]:
@@ -113,45 +139,38 @@ class TicketMinter:
         if not keys:
             raise ValueError("a rotation needs at least one cell key")
         self._keys = keys
-        self._derived.clear()
+        self._signers.clear()
 
     def agent_keys(self, agent_id: str, epoch: int) -> tuple[tuple[int, bytes], ...]:
         """Key id and derived key of each cell key for one life of an agent, the newest first."""
-        return tuple((key.key_id, self._derive(key, agent_id, epoch)) for key in self._keys)
+        return tuple((key.key_id, derive_key(key.secret, agent_id, epoch)) for key in self._keys)
 
     def forget(self, agent_id: str, epoch: int) -> None:
         """Drops the derived keys of a life that is over."""
-        for key in self._keys:
-            self._derived.pop((key.key_id, agent_id, epoch), None)
+        self._signers.pop((agent_id, epoch), None)
 
-    def mint(self, claims: Claims, confirmed_key_ids: tuple[int, ...] | None = None) -> Minted:
-        """A ticket of under 200 bytes, see MAX_TICKET_BYTES. `confirmed_key_ids`: keys the agent holds; None means all."""
-        key = self._signing_key(confirmed_key_ids)
+    def mint(
+        self, bearer: Bearer, claims: Claims, not_after_ms: int, confirmed_key_ids: tuple[int, ...] | None = None
+    ) -> Minted:
+        """A ticket of under 200 bytes, see MAX_TICKET_BYTES. `not_after_ms` is in the agent's monotonic clock.
+
+        `confirmed_key_ids`: keys the agent holds; None means all. The claims are put together from serialized parts:
+        protobuf reads messages one after the other as one message with the fields of all.
+        """
+        signer = self._signer(bearer, confirmed_key_ids)
+        request_part = self._serialized(claims)
         jti = secrets.token_bytes(TICKET_JTI_BYTES)
-        message = ticket_pb2.TicketClaims(
-            version=TICKET_VERSION,
-            key_id=key.key_id,
-            jti=jti,
-            agent_id=claims.agent_id,
-            epoch=claims.epoch,
-            model_digest=claims.model_digest[:16],
-            prompt_digest=claims.prompt_digest,
-            max_prompt_tokens=claims.max_prompt_tokens,
-            max_output_tokens=claims.max_output_tokens,
-            priority=claims.priority,  # type: ignore[arg-type]
-            deadline_budget_ms=claims.deadline_budget_ms,
-            not_after_ms=claims.not_after_ms,
-        )
-        if claims.resume is not None:
-            message.resume.origin_epoch, message.resume.attempt, message.resume.from_cursor = claims.resume
-        limit = MAX_TICKET_BYTES + max(0, len(claims.agent_id.encode()) - _USUAL_AGENT_ID_BYTES)
+        own = self._own_part
+        own.jti, own.not_after_ms, own.tenant = jti, not_after_ms, ""
+        body = signer.claims + request_part + own.SerializeToString()
         if claims.tenant:
-            message.tenant = _fit_tenant(claims.tenant, limit - _signed_size(message.ByteSize()) - 2)
-        body = message.SerializeToString()
-        mac = hmac.digest(self._derive(key, claims.agent_id, claims.epoch), body, "sha256")
-        token = ticket_pb2.SignedTicket(claims=body, mac=mac).SerializeToString()
-        if len(token) > limit:
-            raise AssertionError(f"a ticket of {len(token)} bytes for agent {claims.agent_id!r}")
+            own.tenant = _fit_tenant(claims.tenant, signer.max_ticket_bytes - _signed_size(len(body)) - 2)
+            body = signer.claims + request_part + own.SerializeToString()
+        signed = self._signed
+        signed.claims, signed.mac = body, hmac.digest(signer.key, body, "sha256")
+        token = signed.SerializeToString()
+        if len(token) > signer.max_ticket_bytes:
+            raise AssertionError(f"a ticket of {len(token)} bytes for agent {bearer.agent_id!r}")
         return Minted(token, jti)
 
     def open(self, token: bytes) -> ticket_pb2.TicketClaims:
@@ -160,8 +179,8 @@ class TicketMinter:
         try:
             signed.ParseFromString(token)
             claims.ParseFromString(signed.claims)
-        except Exception as error:  # protobuf's DecodeError has no public base besides Exception
-            raise _invalid_ticket("it cannot be read") from error
+        except DecodeError:
+            raise _invalid_ticket("it cannot be read") from None
         key = next((key for key in self._keys if key.key_id == claims.key_id), None)
         if key is None:
             raise _invalid_ticket(f"its key id {claims.key_id} is unknown here")
@@ -170,19 +189,42 @@ class TicketMinter:
             raise _invalid_ticket("its signature does not fit")
         return claims
 
-    def _signing_key(self, confirmed: tuple[int, ...] | None) -> CellKey:
-        if confirmed is not None:
-            for key in self._keys:
-                if key.key_id in confirmed:
-                    return key
-        return self._keys[0]
+    def _serialized(self, claims: Claims) -> bytes:
+        """The request's part of the claims. A fallback ticket mostly has that of the ticket before it."""
+        if self._last is not None and self._last[0] == claims:
+            return self._last[1]
+        part = self._request_part
+        part.prompt_digest = claims.prompt_digest
+        part.max_prompt_tokens, part.max_output_tokens = claims.max_prompt_tokens, claims.max_output_tokens
+        part.priority = claims.priority  # type: ignore[assignment]
+        part.deadline_budget_ms = claims.deadline_budget_ms
+        if claims.resume is not None:
+            resume = part.resume
+            resume.origin_epoch, resume.attempt, resume.from_cursor = claims.resume
+        else:
+            part.ClearField("resume")
+        serialized = part.SerializeToString()
+        self._last = claims, serialized
+        return serialized
 
-    def _derive(self, key: CellKey, agent_id: str, epoch: int) -> bytes:
-        index = key.key_id, agent_id, epoch
-        derived = self._derived.get(index)
-        if derived is None:
-            derived = self._derived[index] = derive_key(key.secret, agent_id, epoch)
-        return derived
+    def _signer(self, bearer: Bearer, confirmed: tuple[int, ...] | None) -> _Signer:
+        key = self._keys[0]
+        if confirmed is not None and key.key_id not in confirmed:
+            key = next((one for one in self._keys if one.key_id in confirmed), key)
+        life = self._signers.setdefault((bearer.agent_id, bearer.epoch), {})
+        signer = life.get((key.key_id, bearer.model_digest))
+        if signer is None:
+            part = ticket_pb2.TicketClaims(
+                version=TICKET_VERSION,
+                key_id=key.key_id,
+                agent_id=bearer.agent_id,
+                epoch=bearer.epoch,
+                model_digest=bearer.model_digest[:TICKET_MODEL_DIGEST_BYTES],
+            )
+            limit = MAX_TICKET_BYTES + max(0, len(bearer.agent_id.encode()) - _USUAL_AGENT_ID_BYTES)
+            secret = derive_key(key.secret, bearer.agent_id, bearer.epoch)
+            signer = life[key.key_id, bearer.model_digest] = _Signer(secret, part.SerializeToString(), limit)
+        return signer
 
 
 def _signed_size(claims_bytes: int) -> int:

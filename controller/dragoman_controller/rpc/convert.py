@@ -6,7 +6,7 @@ from dragoman.durations import duration_of, seconds_of
 from dragoman.errors import DragomanError
 from dragoman.step_model import StepModel
 from dragoman.v1 import admission_service_pb2, agent_pb2, agent_registry_service_pb2, error_pb2
-from dragoman_controller.cell import CommandResult, Outcome
+from dragoman_controller.cell import CommandResult, Controller, Outcome
 from dragoman_controller.commands import Command, Drain, Prefetch
 from dragoman_controller.fleet import AgentSpec, AgentState, Load, Member, ModelSpec
 from dragoman_controller.placer import Granted, Ticket
@@ -196,6 +196,11 @@ def command_message(command_id: str, command: Command) -> agent_registry_service
         for key_id, key in command.keys:
             message.rotate_keys.keys.add(key_id=key_id, key=key)
     return message
+
+
+def controller_messages(controllers: tuple[Controller, ...]) -> list[agent_pb2.Controller]:
+    """The list of a cell's controllers."""
+    return [agent_pb2.Controller(controller_id=one.controller_id, address=one.address) for one in controllers]
 
 
 def invalid(param: str, message: str) -> DragomanError:

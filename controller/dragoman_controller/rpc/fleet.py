@@ -15,7 +15,8 @@ from dragoman_controller.cell import Cell
 from dragoman_controller.commands import Drain
 from dragoman_controller.explain import reason, weigh
 from dragoman_controller.fleet import AgentState, Member
-from dragoman_controller.rpc.convert import invalid, load_message, quote_message
+from dragoman_controller.rpc.convert import controller_messages, invalid, load_message, quote_message
+from dragoman_controller.shared import Shared
 
 DEFAULT_GRACE_SECONDS = 180.0
 _PROGRESS_SECONDS = 0.5
@@ -24,8 +25,9 @@ _PROGRESS_SECONDS = 0.5
 class FleetServicer(pb_grpc.FleetServiceServicer):
     """Answers operators, the command line and gateways."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, shared: Shared) -> None:
         self._cell = cell
+        self._shared = shared
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
         """Every member, by id."""
@@ -78,6 +80,12 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
                 )
             yield pb.DrainAgentResponse(streams=self._remaining(member))
             await asyncio.sleep(_PROGRESS_SECONDS)
+
+    async def ListControllers(self, request: pb.ListControllersRequest, context: Context) -> pb.ListControllersResponse:
+        """The controllers of the cell, by id."""
+        return pb.ListControllersResponse(
+            controllers=controller_messages(self._cell.controllers), frozen=self._shared.is_frozen
+        )
 
     async def ExplainPlacement(
         self, request: pb.ExplainPlacementRequest, context: Context

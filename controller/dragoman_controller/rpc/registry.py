@@ -10,13 +10,14 @@ from dragoman.serving import Context
 from dragoman.v1 import agent_registry_service_pb2 as pb
 from dragoman.v1 import agent_registry_service_pb2_grpc as pb_grpc
 from dragoman.v1 import error_pb2
-from dragoman_controller.cell import HEARTBEAT_INTERVAL_SECONDS, Cell
+from dragoman_controller.cell import HEARTBEAT_INTERVAL_SECONDS, Cell, Controller
 from dragoman_controller.fleet import Member
 from dragoman_controller.rpc.convert import (
     agent_spec,
     agent_state,
     command_message,
     command_result,
+    controller_messages,
     load_of,
     outcome_of,
 )
@@ -25,8 +26,9 @@ from dragoman_controller.rpc.convert import (
 class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
     """Answers agents."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, controller_id: str) -> None:
         self._cell = cell
+        self._controller_id = controller_id
 
     async def RegisterAgent(self, request: pb.RegisterAgentRequest, context: Context) -> pb.RegisterAgentResponse:
         """Makes an agent a member and hands out its keys."""
@@ -40,6 +42,7 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
             key_id=newest[0],
             ticket_key=newest[1],
             previous_keys=[pb.TicketKey(key_id=key_id, key=key) for key_id, key in older],
+            controller_id=self._controller_id,
         )
 
     async def Heartbeat(
@@ -49,6 +52,7 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
         member: Member | None = None
         stream = 0
         sent: set[str] = set()
+        told: tuple[Controller, ...] = ()
         try:
             async for request in request_iterator:
                 beating = self._cell.fleet.member_of(request.lease_id, request.epoch)
@@ -66,7 +70,9 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
                 yield pb.HeartbeatResponse(
                     commands=[command_message(command_id, command) for command_id, command in commands],
                     policy_revision=self._cell.policy.current.revision,
+                    controllers=controller_messages(self._cell.controllers) if told != self._cell.controllers else (),
                 )
+                told = self._cell.controllers
         finally:
             if member is not None:
                 self._cell.disconnect(member, stream)
