@@ -130,6 +130,11 @@ class TicketMinter:
         self._last: tuple[Claims, bytes] | None = None
 
     @property
+    def keys(self) -> tuple[CellKey, ...]:
+        """The keys, the newest first. Secret."""
+        return self._keys
+
+    @property
     def key_ids(self) -> tuple[int, ...]:
         """Ids of the keys, the newest first."""
         return tuple(key.key_id for key in self._keys)
