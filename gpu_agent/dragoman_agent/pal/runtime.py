@@ -1,0 +1,57 @@
+"""Does the installed torch fit the installed driver? Read from torch's version file: importing it would take seconds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from dragoman_agent.pal import troubles
+
+# First driver release for each CUDA major version on Linux (CUDA release notes, "minor version compatibility").
+_RELEASES = {11: 450, 12: 525, 13: 580}
+_CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
+_NO_CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*None", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What the installed torch was built for: `cuda` is "13.0", "" for none, None where it cannot be told."""
+
+    cuda: str | None
+
+
+def installed_runtime() -> Runtime:
+    """The torch that this interpreter would import."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return Runtime(None)
+    try:
+        return Runtime(cuda_of(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")))
+    except OSError:
+        return Runtime(None)
+
+
+def cuda_of(version_file: str) -> str | None:
+    """The CUDA version in the text of torch's version.py; "" where it says there is none, None where it says nothing."""
+    match = _CUDA_LINE.search(version_file)
+    if match:
+        return match[1]
+    return "" if _NO_CUDA_LINE.search(version_file) else None
+
+
+def driver_problem(runtime: Runtime, driver_version: str) -> str:
+    """Why this torch cannot run on a driver that supports CUDA `driver_version`; empty when it can.
+
+    Within one major version a newer torch runs on an older driver; across major versions it does not.
+    """
+    if runtime.cuda is None:
+        return ""
+    if not runtime.cuda:
+        return troubles.TORCH_WITHOUT_CUDA.text()
+    have, need = (int(version.partition(".")[0] or 0) for version in (driver_version, runtime.cuda))
+    if have >= need:
+        return ""
+    release = _RELEASES.get(need, max(_RELEASES.values()))
+    return troubles.DRIVER_TOO_OLD.text(have=driver_version, need=runtime.cuda, release=release, major=have)
