@@ -171,11 +171,17 @@ def _device(value: Any) -> DeviceFacts:
     body = _object("device", value)
     fields = tuple(field.name for field in dataclasses.fields(DeviceFacts))
     _check_keys("device", body, fields)
-    texts = {name: _text(f"device.{name}", body[name]) for name in ("kind", "name", "architecture", "uuid")}
-    if not texts["kind"]:
+    kind = _text("device.kind", body["kind"])
+    if not kind:
         raise ValueError("device.kind is empty; a kind such as 'cuda' was expected")
-    counts = {name: _count(f"device.{name}", body[name]) for name in ("index", "memory_bytes")}
-    return DeviceFacts(**texts, **counts)
+    return DeviceFacts(
+        kind,
+        _count("device.index", body["index"]),
+        _text("device.name", body["name"]),
+        _text("device.architecture", body["architecture"]),
+        _count("device.memory_bytes", body["memory_bytes"]),
+        _text("device.uuid", body["uuid"]),
+    )
 
 
 def _value(name: str, value: Any) -> Value:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman_agent.pal.attributes import FoundDevice, take_inventory
+from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.forced import describe, find_profile, take_forced
+from dragoman_agent.pal.found import FoundDevice
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for, profile_input
 from dragoman_agent.pal.probe import profile_device
@@ -70,7 +71,7 @@ def start_on_device(
             "leave --dtype out or add --device cpu"
         )
     plan, decisions = plan_for(held, model.config, limits, switches or Switches(), road=road)
-    for decision in (*decisions, _load_decision(held, plan), _prefill_decision(plan)):
+    for decision in (*decisions, _waiting_decision(plan), _load_decision(held, plan), _prefill_decision(plan)):
         log.record(decision)
     view = HardwareView(held, selection, plan, log)
     return PalResult(plan, view, log, chosen.device.facts.name, chosen.reason)
@@ -91,7 +92,7 @@ def start_on_null(plan: Plan) -> PalResult:
     log.record(
         Decision("device", facts.name, "--device null was asked for: it computes nothing and keeps every contract")
     )
-    for decision in (*_null_decisions(plan), _prefill_decision(plan)):
+    for decision in (*_null_decisions(plan), _waiting_decision(plan), _prefill_decision(plan)):
         log.record(decision)
     return PalResult(plan, HardwareView(profile, None, plan, log), log, facts.name, "--device null was asked for")
 
@@ -124,6 +125,11 @@ def _load_decision(profile: Profile, plan: Plan) -> Decision:
         )
     predicted = share * profile.number(name)
     return Decision("load", chosen, reason, inputs=(profile_input(profile, name),), predicted=predicted, unit="bytes/s")
+
+
+def _waiting_decision(plan: Plan) -> Decision:
+    reason = "--max-num-waiting: past it a request is refused here, so that it can go elsewhere"
+    return Decision("max-waiting", str(plan.max_num_waiting), reason, unit="requests")
 
 
 def _prefill_decision(plan: Plan) -> Decision:

@@ -7,20 +7,14 @@ import time
 from collections.abc import AsyncIterator
 
 import psutil
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import duration_pb2
 
 from dragoman.v1 import hardware_pb2
-from dragoman_agent.pal.decisions import Decision, DecisionLog
+from dragoman_agent.pal.decisions import DecisionLog
+from dragoman_agent.pal.messages import decision_to_proto, device_to_proto, plan_to_proto, profile_to_proto
 from dragoman_agent.pal.plan import Plan
-from dragoman_agent.pal.profile import DeviceFacts, Profile, Value
+from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.select import Selection
-
-_PROVENANCE = {
-    "measured": hardware_pb2.PROVENANCE_MEASURED,
-    "reported": hardware_pb2.PROVENANCE_REPORTED,
-    "spec": hardware_pb2.PROVENANCE_SPEC,
-    "derived": hardware_pb2.PROVENANCE_DERIVED,
-}
 
 
 class HardwareView:
@@ -50,20 +44,7 @@ class HardwareView:
 
     def plan(self) -> hardware_pb2.Plan:
         """The plan in force."""
-        plan = self._plan
-        by_subject = {decision.subject: decision.decision_id for decision in self._log.all()}
-        message = hardware_pb2.Plan(digest=plan.digest(), model=plan.model_name, step_model=plan.step_model.to_proto())
-        for name, subject, unit in _PLAN_FIELDS:
-            if subject not in by_subject:  # a device that has no such choice
-                continue
-            value = getattr(plan, name)
-            entry = message.fields.add(name=name, unit=unit, decision_id=by_subject[subject])
-            if isinstance(value, str):
-                entry.text = value
-            else:
-                entry.number = value
-        message.memory.extend(hardware_pb2.MemoryLine(name=m.name, size_bytes=m.size_bytes) for m in plan.memory)
-        return message
+        return plan_to_proto(self._plan, {decision.subject: decision.decision_id for decision in self._log.all()})
 
     def decisions(self) -> list[hardware_pb2.Decision]:
         """The decisions held, oldest first."""
@@ -84,83 +65,6 @@ class HardwareView:
         )
         limits.age.CopyFrom(duration_pb2.Duration(nanos=int((time.monotonic() - start) * 1e9)))
         return limits
-
-
-_PLAN_FIELDS = (
-    ("page_size", "page-size", "tokens"),
-    ("num_blocks", "kv-blocks", ""),
-    ("max_context_tokens", "max-context", "tokens"),
-    ("max_batch_tokens", "step-tokens", "tokens"),
-    ("max_num_seqs", "max-seqs", ""),
-    ("num_threads", "threads", ""),
-    ("road", "road", ""),
-    ("kv_dtype", "road", ""),
-)
-
-
-def device_to_proto(facts: DeviceFacts) -> hardware_pb2.Device:
-    """The message of a device."""
-    return hardware_pb2.Device(
-        index=facts.index,
-        name=facts.name,
-        kind=facts.kind,
-        architecture=facts.architecture,
-        memory_bytes=facts.memory_bytes,
-        uuid=facts.uuid,
-    )
-
-
-def profile_to_proto(profile: Profile) -> hardware_pb2.HardwareProfile:
-    """The message of a profile."""
-    created = timestamp_pb2.Timestamp()
-    created.FromJsonString(profile.created.replace("+00:00", "Z"))
-    return hardware_pb2.HardwareProfile(
-        schema_version=1,
-        name=profile.name,
-        device=device_to_proto(profile.device),
-        fingerprint=profile.fingerprint,
-        values=[_value_to_proto(name, value) for name, value in sorted(profile.values.items())],
-        create_time=created,
-    )
-
-
-def _value_to_proto(name: str, value: Value) -> hardware_pb2.ProfileValue:
-    message = hardware_pb2.ProfileValue(
-        name=name, unit=value.unit, provenance=_PROVENANCE[value.provenance], note=value.note, spread=value.spread
-    )
-    match value.value:
-        case bool():
-            message.flag = value.value
-        case str():
-            message.text = value.value
-        case tuple():
-            message.numbers.CopyFrom(hardware_pb2.NumberList(values=value.value, labels=value.labels))
-        case _:
-            message.number = value.value
-    return message
-
-
-def decision_to_proto(decision: Decision) -> hardware_pb2.Decision:
-    """The message of a decision."""
-    message = hardware_pb2.Decision(
-        decision_id=decision.decision_id,
-        subject=decision.subject,
-        inputs=[
-            hardware_pb2.DecisionInput(name=i.name, value=i.value, provenance=_PROVENANCE[i.provenance])
-            for i in decision.inputs
-        ],
-        candidates=[
-            hardware_pb2.DecisionCandidate(name=c.name, predicted=c.predicted, rejected_because=c.rejected_because)
-            for c in decision.candidates
-        ],
-        chosen=decision.chosen,
-        reason=decision.reason,
-        predicted=decision.predicted,
-        measured=decision.measured,
-        unit=decision.unit,
-    )
-    message.decide_time.FromNanoseconds(int(decision.unix_time * 1e9))
-    return message
 
 
 def _own_memory() -> int:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dragoman_agent.pal import probe as probe_module
 from dragoman_agent.pal.attributes import cpu_device
+from dragoman_agent.pal.messages import profile_to_proto
 from dragoman_agent.pal.probe import probe, profile_device
 from dragoman_agent.pal.profile import (
     MAX_FILE_BYTES,
@@ -25,7 +26,6 @@ from dragoman_agent.pal.profile import (
     now,
 )
 from dragoman_agent.pal.profile_schema import PROVENANCES, UNIT_OF
-from dragoman_agent.pal.view import profile_to_proto
 
 PROFILE = Profile(
     "some-card",

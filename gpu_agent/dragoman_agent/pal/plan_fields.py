@@ -1,0 +1,73 @@
+"""A plan as a flat list of named values: what protocol, command line and golden files show of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dragoman_agent.pal.plan import Plan
+
+Shown = float | int | str | bool | tuple[float, ...]
+# Devices that have no kernels of their own to choose from; their plans leave those fields at the defaults.
+_PLAIN_KINDS = ("cpu", "null")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanField:
+    """One value; `labels` name the entries of a list, `subject` the decision that chose it."""
+
+    name: str
+    value: Shown
+    subject: str
+    unit: str = ""
+    labels: tuple[str, ...] = ()
+
+
+def plan_fields(plan: Plan) -> list[PlanField]:
+    """Every field of the plan that its kind of device has, in the order of reading."""
+    fields = [
+        PlanField("device_kind", plan.device_kind, "device"),
+        PlanField("device_index", plan.device_index, "device"),
+        PlanField("road", plan.road, "road"),
+        PlanField("kv_dtype", plan.kv_dtype, "road"),
+        PlanField("page_size", plan.page_size, "page-size", "tokens"),
+        PlanField("num_blocks", plan.num_blocks, "kv-blocks"),
+        PlanField("max_context_tokens", plan.max_context_tokens, "max-context", "tokens"),
+        PlanField("max_batch_tokens", plan.max_batch_tokens, "step-tokens", "tokens"),
+        PlanField("max_num_seqs", plan.max_num_seqs, "max-seqs"),
+        PlanField("max_num_waiting", plan.max_num_waiting, "max-waiting"),
+    ]
+    if plan.device_kind == "cpu":
+        fields.append(PlanField("num_threads", plan.num_threads, "threads"))
+    if plan.device_kind not in _PLAIN_KINDS:
+        fields.extend(_kernel_fields(plan))
+    if plan.switches_off:
+        fields.append(PlanField("switches_off", ", ".join(plan.switches_off), "switches"))
+    return fields
+
+
+def _kernel_fields(plan: Plan) -> list[PlanField]:
+    labels = tuple(str(bucket.max_batch) for bucket in plan.decode_attention)
+    decode = "decode-attention"
+    fields = [
+        PlanField("graph_batch_sizes", plan.graph_batch_sizes, "graphs"),
+        *(
+            PlanField(
+                f"decode_{name}", tuple(getattr(bucket, name) for bucket in plan.decode_attention), decode, "", labels
+            )
+            for name in ("num_splits", "block_n", "num_warps", "num_stages")
+        ),
+    ]
+    if plan.prefill_attention is not None:
+        fields.extend(
+            PlanField(f"prefill_{name}", getattr(plan.prefill_attention, name), "prefill-attention")
+            for name in ("variant", "block_m", "block_n", "num_warps", "num_stages")
+        )
+    return [
+        *fields,
+        PlanField("min_gemm_rows", plan.min_gemm_rows, "gemm-rows"),
+        PlanField("dependent_launch", plan.dependent_launch, "dependent-launch"),
+        PlanField("burst", plan.burst, "burst"),
+        PlanField("reduction", plan.reduction, "reduction"),
+        PlanField("shared_memory_bytes", plan.shared_memory_bytes, "shared-memory", "bytes"),
+        PlanField("prefetch", plan.prefetch, "prefetch"),
+    ]
