@@ -197,10 +197,12 @@ class PublishKvEventsResponse(_message.Message):
     def __init__(self, snapshot_wanted: _Optional[bool] = ..., acknowledged_sequence: _Optional[int] = ...) -> None: ...
 
 class DeregisterAgentRequest(_message.Message):
-    __slots__ = ("lease_id",)
+    __slots__ = ("lease_id", "outcomes")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
-    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+    outcomes: _containers.RepeatedCompositeFieldContainer[RequestOutcome]
+    def __init__(self, lease_id: _Optional[str] = ..., outcomes: _Optional[_Iterable[_Union[RequestOutcome, _Mapping]]] = ...) -> None: ...
 
 class DeregisterAgentResponse(_message.Message):
     __slots__ = ()
