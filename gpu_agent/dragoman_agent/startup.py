@@ -113,15 +113,12 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         memory_utilization=settings.memory_utilization,
         num_threads=settings.threads,
     )
-    switches = (
-        Switches.off()
-        if settings.pal == "off"
-        else Switches(
-            arena=settings.pal_arena == "on",
-            launch_tuning=settings.pal_launch_tuning == "on",
-            async_copy=settings.pal_async_copy == "on",
-            link_policy=settings.pal_link_policy == "on",
-        )
+    switches = Switches.from_words(
+        settings.pal,
+        arena=settings.pal_arena,
+        launch_tuning=settings.pal_launch_tuning,
+        async_copy=settings.pal_async_copy,
+        link_policy=settings.pal_link_policy,
     )
     pal = start_on_device(
         source, settings.device, settings.dtype, limits, cache_dir,

@@ -6,12 +6,20 @@ import math
 from dataclasses import dataclass
 
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.changes import Change
 from dragoman_agent.pal.decisions import Decision, Input
 from dragoman_agent.pal.profile import Profile
 
 
 class PlanError(Exception):
-    """No plan is possible. The message gives the numbers and the changes that would make one possible."""
+    """No plan is possible. The message gives the numbers and the changes that would make one possible.
+
+    `changes` are the same changes one by one, where memory is what is missing.
+    """
+
+    def __init__(self, message: str, changes: tuple[Change, ...] = ()) -> None:
+        super().__init__(message)
+        self.changes = changes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,19 @@ class Switches:
         """`--pal off`."""
         return cls(**{field.name: False for field in fields(cls)})
 
+    @classmethod
+    def from_words(cls, pal: str = "on", **parts: str) -> Switches:
+        """From "on" or "off" for `pal` and each part, as flags say it. Raises ValueError for another word or part."""
+        known = [field.name for field in fields(cls)]
+        for name, word in {"pal": pal, **parts}.items():
+            if name not in known:
+                raise ValueError(f"there is no switch {name!r}; there are {', '.join(known)}")
+            if word not in ("on", "off"):
+                raise ValueError(f"{word!r} is not one of on, off")
+        if pal == "off":
+            return cls.off()
+        return cls(**{name: word == "on" for name, word in parts.items()})
+
     def names_off(self) -> tuple[str, ...]:
         """Names of what is off, in the order of the fields; only "pal" where that is."""
         if not self.pal:
