@@ -21,7 +21,7 @@ from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import Plan, PrefillAttention
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace
 from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -33,7 +33,6 @@ Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 _SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _RING = 3  # steps whose host buffers may be under way at once
-_MIN_GEMM_ROWS = 8  # cuBLAS on Hopper is up to twice as slow at one row as at eight (narrow outputs)
 
 
 class CudaStepHandle:
@@ -131,14 +130,13 @@ class CudaDevice:
         angles = torch.outer(
             torch.arange(plan.max_context_tokens, dtype=torch.float64), torch.from_numpy(frequencies).double()
         )
-        self._ops = CudaOps((angles.cos() * factor).float().to(device), (angles.sin() * factor).float().to(device))
-        rows = max(plan.max_num_seqs, _MIN_GEMM_ROWS)
+        cos, sin = ((table * factor).float().to(device) for table in (angles.cos(), angles.sin()))
+        self._ops = CudaOps(cos, sin, _prefill_attention(plan))
+        rows = max(plan.max_num_seqs, plan.min_gemm_rows)
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
         self._sampling = SamplingWorkspace(rows, config.vocab_size, device)
-        self._decode = DecodeWorkspace(
-            rows, config.num_heads, config.head_dim, _max_splits(config.num_kv_heads), device
-        )
+        self._decode = DecodeWorkspace(_max_num_parts(plan, rows), config.num_heads, config.head_dim, 1, device)
         self._results = torch.zeros((2, rows), dtype=torch.int32, device=device)
         words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
         self._staging = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
@@ -216,7 +214,7 @@ class CudaDevice:
             pooled = self._results[:0]
             scores: Scores | None = None
             if is_decode and size is not None:
-                self._fill_decode(batch, slot, max(size, _MIN_GEMM_ROWS))
+                self._fill_decode(batch, slot, max(size, self._plan.min_gemm_rows))
                 graph, logits = self._graphs[size]
                 graph.replay()
             else:
@@ -268,10 +266,8 @@ class CudaDevice:
     def _decode_step(self, size: int) -> torch.Tensor:
         """Forward and sample the first `size` rows of the static arrays; logits [size, vocab_size]."""
         inputs = self._inputs
-        rows = max(size, _MIN_GEMM_ROWS)
-        part = DecodePart(
-            inputs.block_tables[:size], inputs.context_lens[:size], num_splits(size, self._config.num_kv_heads)
-        )
+        rows = max(size, self._plan.min_gemm_rows)
+        part = DecodePart(inputs.block_tables[:size], inputs.context_lens[:size], self._plan.decode_for(size))
         step = CudaStep(
             inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None, self._decode
         )
@@ -309,7 +305,7 @@ class CudaDevice:
             "last": last.astype(np.int32),
             "temperatures": batch.sampling.temperatures.view(np.int32),
             "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
-            "work": prefill_work_list(starts, lens, self._ops.block_m).ravel() if len(lens) else lens,
+            "work": prefill_work_list(starts, lens, self._ops.prefill.block_m).ravel() if len(lens) else lens,
         }
         ends = np.cumsum([len(part) for part in parts.values()])
         words = int(ends[-1])
@@ -326,8 +322,9 @@ class CudaDevice:
         tables = views["tables"].view(-1, width)
         decode = prefill = None
         if num_decodes:
-            splits = num_splits(num_decodes, self._config.num_kv_heads)
-            decode = DecodePart(tables[:num_decodes], views["context_lens"][:num_decodes], splits)
+            decode = DecodePart(
+                tables[:num_decodes], views["context_lens"][:num_decodes], self._plan.decode_for(num_decodes)
+            )
         if len(lens):
             prefill = PrefillPart(
                 tables[num_decodes:], views["starts"], views["context_lens"][num_decodes:], views["work"].view(-1, 2)
@@ -342,16 +339,16 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def num_splits(num_seqs: int, num_kv_heads: int) -> int:
-    """Parts of each context in decode attention: enough programs for about one a multiprocessor, at most 16."""
-    splits = 1
-    while splits < 16 and num_seqs * num_kv_heads * splits * 2 <= 144:
-        splits *= 2
-    return splits
+def _prefill_attention(plan: Plan) -> PrefillAttention:
+    if plan.prefill_attention is None:
+        raise DeviceError("The plan has no prefill attention: it was made for another kind of device. Plan for cuda.")
+    return plan.prefill_attention
 
 
-def _max_splits(num_kv_heads: int) -> int:
-    return num_splits(1, num_kv_heads)
+def _max_num_parts(plan: Plan, num_rows: int) -> int:
+    """The most parts that a step's contexts are split into, all sequences together."""
+    smaller = [bucket for bucket in plan.decode_attention if bucket.max_batch < num_rows]
+    return max(plan.decode_for(num_rows).num_splits * num_rows, *(b.num_splits * b.max_batch for b in smaller), 1)
 
 
 def _is_simple(batch: StepBatch) -> bool:

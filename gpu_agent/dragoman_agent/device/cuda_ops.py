@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.layers import PagedCache
+from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
-from dragoman_kernels.triton.attention_prefill import BLOCK_M, paged_prefill_attention
+from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 
@@ -23,7 +24,7 @@ class DecodePart:
 
     block_tables: Tensor  # int32 [num_seqs, width]
     context_lens: Tensor  # int32 [num_seqs]
-    num_splits: int
+    attention: DecodeAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,10 @@ class CudaStep:
 class CudaOps:
     """See Ops in model/layers.py."""
 
-    block_m = BLOCK_M  # queries of a prefill work item
-
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+    def __init__(self, cos: Tensor, sin: Tensor, prefill: PrefillAttention) -> None:
         """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device."""
         self._cos, self._sin = cos, sin
+        self.prefill = prefill
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Ops."""
@@ -100,11 +100,14 @@ class CudaOps:
         if prefill is not None:
             out[num_decodes:] = paged_prefill_attention(
                 q[num_decodes:], keys, values, prefill.block_tables, prefill.query_starts, prefill.context_lens,
-                prefill.work_list, block_m=self.block_m,
+                prefill.work_list, block_m=self.prefill.block_m, block_n=self.prefill.block_n,
+                num_stages=self.prefill.num_stages, num_warps=self.prefill.num_warps,
             )  # fmt: skip
         return out.view(len(q), -1)
 
     def _decode(self, q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, workspace: DecodeWorkspace) -> Tensor:
+        launch = part.attention
         return paged_decode_attention(
-            q, keys, values, part.block_tables, part.context_lens, workspace, part.num_splits,
+            q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
+            block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
         )  # fmt: skip

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.paging import tile_offsets
+
 
 # Neither the width of the tables nor where they lie in a packed buffer may make a new binary.
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables_ptr", "lens_ptr"])
@@ -43,15 +45,16 @@ def _decode_split_kernel(
     best = tl.full([GROUP_PAD], -1e30, tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
-    tile_offsets = columns[:, None] * HEAD_DIM + dims[None, :]
     for tile in tl.range(first, last, num_stages=NUM_STAGES):
         start = tile * BLOCK_N
-        page = tl.load(tables_ptr + seq * table_stride + start // PAGE).to(tl.int64)
-        base = ((page * NUM_KV_HEADS + kv_head) * PAGE + start % PAGE) * HEAD_DIM
+        offsets = tile_offsets(
+            tables_ptr, seq * table_stride, start, context, kv_head, columns, dims,
+            NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N,
+        )  # fmt: skip
         column_in = start + columns < context
         mask = column_in[:, None] & dim_in[None, :]
-        k = tl.load(k_ptr + base + tile_offsets, mask=mask, other=0.0)
-        v = tl.load(v_ptr + base + tile_offsets, mask=mask, other=0.0)
+        k = tl.load(k_ptr + offsets, mask=mask, other=0.0)
+        v = tl.load(v_ptr + offsets, mask=mask, other=0.0)
         scores = tl.dot(q, tl.trans(k)) * scale_log2
         scores = tl.where(column_in[None, :], scores, -1e30)
         new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -108,15 +111,17 @@ def paged_decode_attention(
     workspace: DecodeWorkspace,
     num_splits: int,
     scale: float | None = None,
+    *,
     block_n: int = 64,
-    num_stages: int | None = None,
-    num_warps: int | None = None,
+    num_stages: int = 3,
+    num_warps: int = 4,
 ) -> torch.Tensor:
     """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim].
 
     `q` [num_seqs, num_heads, head_dim]; caches [num_blocks, num_kv_heads, page, head_dim]; `block_tables`
-    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row. `num_splits` is a power of two. `num_stages` and `num_warps`
-    default to what was measured best (benchmarks/kernels_gpu.py).
+    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row. `num_splits` is a power of two.
+    A tile has `block_n` keys, of one page or of several. Which launch is quickest is the plan's business: the defaults
+    are only ones that run on every architecture.
     """
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
@@ -124,11 +129,6 @@ def paged_decode_attention(
     out = torch.empty_like(q)
     scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634
     padded_dim = triton.next_power_of_2(head_dim)
-    block_n = min(block_n, page)
-    if num_stages is None:
-        num_stages = 5 if num_seqs <= 64 else 3
-    if num_warps is None:
-        num_warps = 4 if num_splits > 1 else 2
     _decode_split_kernel[(num_seqs, num_kv_heads, num_splits)](
         q, k_cache, v_cache, block_tables, context_lens, out, workspace.partial, workspace.lse,
         scale_log2, block_tables.stride(0),

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
-BLOCK_M = 64  # measured best with 64-token pages, see benchmarks/kernels_gpu.py
+from dragoman_kernels.triton.paging import tile_offsets
+
+BLOCK_M = 64
 
 
 def prefill_work_list(
@@ -65,21 +65,22 @@ def _prefill_kernel(
     best = tl.full([BLOCK_M], -1e30, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-    tile_offsets = columns[:, None] * HEAD_DIM + dims[None, :]
     # Tiles wholly before the first query need no mask.
     full_tiles = (before + first_query + 1) // BLOCK_N
     last_position = before + tl.minimum(first_query + BLOCK_M, chunk_len)
     num_tiles = tl.cdiv(last_position, BLOCK_N)
     for tile in tl.range(0, full_tiles, num_stages=NUM_STAGES):
         start = tile * BLOCK_N
-        page = tl.load(tables_ptr + seq * table_stride + start // PAGE).to(tl.int64)
-        base = ((page * NUM_KV_HEADS + kv_head) * PAGE + start % PAGE) * HEAD_DIM
+        offsets = tile_offsets(
+            tables_ptr, seq * table_stride, start, context, kv_head, columns, dims,
+            NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N,
+        )  # fmt: skip
         if DIM_PAD == HEAD_DIM:
-            k = tl.load(k_ptr + base + tile_offsets)
-            v = tl.load(v_ptr + base + tile_offsets)
+            k = tl.load(k_ptr + offsets)
+            v = tl.load(v_ptr + offsets)
         else:
-            k = tl.load(k_ptr + base + tile_offsets, mask=dim_in[None, :], other=0.0)
-            v = tl.load(v_ptr + base + tile_offsets, mask=dim_in[None, :], other=0.0)
+            k = tl.load(k_ptr + offsets, mask=dim_in[None, :], other=0.0)
+            v = tl.load(v_ptr + offsets, mask=dim_in[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k))
         new_best = tl.maximum(best, tl.max(scores, axis=1) * scale_log2)
         shrink = tl.exp2(best - new_best)
@@ -90,12 +91,14 @@ def _prefill_kernel(
         best = new_best
     for tile in tl.range(full_tiles, num_tiles, num_stages=1):
         start = tile * BLOCK_N
-        page = tl.load(tables_ptr + seq * table_stride + start // PAGE).to(tl.int64)
-        base = ((page * NUM_KV_HEADS + kv_head) * PAGE + start % PAGE) * HEAD_DIM
+        offsets = tile_offsets(
+            tables_ptr, seq * table_stride, start, context, kv_head, columns, dims,
+            NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N,
+        )  # fmt: skip
         column = start + columns
         mask = (column < context)[:, None] & dim_in[None, :]
-        k = tl.load(k_ptr + base + tile_offsets, mask=mask, other=0.0)
-        v = tl.load(v_ptr + base + tile_offsets, mask=mask, other=0.0)
+        k = tl.load(k_ptr + offsets, mask=mask, other=0.0)
+        v = tl.load(v_ptr + offsets, mask=mask, other=0.0)
         scores = tl.dot(q, tl.trans(k)) * scale_log2
         scores = tl.where(column[None, :] <= position[:, None], scores, -1e30)
         new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -109,15 +112,6 @@ def _prefill_kernel(
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=q_mask)
 
 
-def _num_warps() -> int:
-    """Four where matrix products read shared memory (sm_90, sm_100: measured best there). Where they take both operands
-    from registers, four spill and eight do not (`make aot`).
-    """
-    if not isinstance(_prefill_kernel, JITFunction):
-        return 4  # the interpreter has no warps
-    return 4 if driver.active.get_current_target().arch // 10 in (9, 10) else 8
-
-
 def paged_prefill_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -127,26 +121,28 @@ def paged_prefill_attention(
     context_lens: torch.Tensor,
     work_list: torch.Tensor,
     scale: float | None = None,
+    *,
     block_m: int = BLOCK_M,
     block_n: int = 64,
     num_stages: int = 3,
-    num_warps: int | None = None,
+    num_warps: int = 8,
 ) -> torch.Tensor:
     """Causal attention of query chunks over their paged contexts; returns [num_tokens, num_heads, head_dim].
 
     `q` [num_tokens, num_heads, head_dim], chunks one after another; `query_starts` [num_seqs + 1]; `context_lens`
-    [num_seqs] with the chunk included; `work_list` from `prefill_work_list` with the same block_m. All int32.
+    [num_seqs] with the chunk included; `work_list` from `prefill_work_list` with the same block_m. All int32. A tile
+    has `block_n` keys, of one page or of several. The defaults run on every architecture at head size 128; which launch
+    is quickest is the plan's business.
     """
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     out = torch.empty_like(q)
     scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634
     padded_dim = triton.next_power_of_2(head_dim)
-    block_n = min(block_n, page)
     _prefill_kernel[(num_heads, work_list.shape[0])](
         q, k_cache, v_cache, block_tables, query_starts, context_lens, work_list, out,
         scale_log2, block_tables.stride(0),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, DIM_PAD=padded_dim,
-        PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, NUM_STAGES=num_stages, num_warps=num_warps or _num_warps(),
+        PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, NUM_STAGES=num_stages, num_warps=num_warps,
     )  # fmt: skip
     return out

@@ -60,26 +60,27 @@ def paged(device: torch.device, dtype: torch.dtype, lens: list[int], kv_heads: i
     return k.to(device, dtype), v.to(device, dtype), tables.to(device)
 
 
-def check_decode(device, dtype, lens, heads, kv_heads, dim, page, num_splits) -> float:
+def check_decode(device, dtype, lens, heads, kv_heads, dim, page, num_splits, **launch) -> float:
     k, v, tables = paged(device, dtype, lens, kv_heads, page, dim, seed=len(lens))
     q = torch.randn((len(lens), heads, dim), generator=torch.Generator().manual_seed(1)).to(device, dtype)
     workspace = DecodeWorkspace(len(lens), heads, dim, num_splits, device)
     workspace.partial.fill_(float("nan"))
     workspace.lse.fill_(float("nan"))
     lengths = torch.tensor(lens, dtype=torch.int32, device=device)
-    out = paged_decode_attention(q, k, v, tables, lengths, workspace, num_splits)
+    out = paged_decode_attention(q, k, v, tables, lengths, workspace, num_splits, **launch)
     expected = reference.paged_attention(q, k, v, tables, list(range(len(lens) + 1)), lens)
     return error(out, expected)
 
 
-def check_prefill(device, dtype, chunks, befores, heads, kv_heads, dim, page) -> float:
+def check_prefill(device, dtype, chunks, befores, heads, kv_heads, dim, page, block_m=64, **launch) -> float:
     lens = [a + b for a, b in zip(chunks, befores, strict=True)]
     k, v, tables = paged(device, dtype, lens, kv_heads, page, dim, seed=7)
     starts = np.concatenate([[0], np.cumsum(chunks)]).astype(np.int32)
     q = torch.randn((int(starts[-1]), heads, dim), generator=torch.Generator().manual_seed(2)).to(device, dtype)
-    work = torch.from_numpy(prefill_work_list(starts, np.array(lens, np.int32))).to(device)
+    work = torch.from_numpy(prefill_work_list(starts, np.array(lens, np.int32), block_m)).to(device)
+    lengths = torch.tensor(lens, dtype=torch.int32, device=device)
     out = paged_prefill_attention(
-        q, k, v, tables, torch.from_numpy(starts).to(device), torch.tensor(lens, dtype=torch.int32, device=device), work
+        q, k, v, tables, torch.from_numpy(starts).to(device), lengths, work, block_m=block_m, **launch
     )
     return error(out, reference.paged_attention(q, k, v, tables, starts.tolist(), lens))
 
@@ -213,6 +214,15 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
         "decode-80": lambda: check_decode(device, dtype, [long // 2], 4, 4, 80, 64, 2),
         "prefill-fresh": lambda: check_prefill(device, dtype, [70, 1, 33], [0, 0, 0], 2, 1, 64, 64),
         "prefill-chunk": lambda: check_prefill(device, dtype, [30, 20], [64, 101], 2, 2, 64, 64),
+        # Tiles of several pages, of one, and of a part of one.
+        "decode-page16-tile64": lambda: check_decode(device, dtype, [1, 64, 65, 16, 150], 4, 2, 64, 16, 2, block_n=64),
+        "decode-page16-tile16": lambda: check_decode(device, dtype, [33, 70], 4, 2, 64, 16, 4, block_n=16),
+        "decode-page128-tile64": lambda: check_decode(device, dtype, [129, 200, 7], 4, 2, 64, 128, 2, block_n=64),
+        "prefill-page16-tile64": lambda: check_prefill(device, dtype, [40, 20], [64, 101], 2, 1, 64, 16),
+        "prefill-page16-tile32": lambda: check_prefill(
+            device, dtype, [40, 70], [30, 0], 2, 2, 64, 16, block_m=32, block_n=32
+        ),
+        "prefill-page128-tile64": lambda: check_prefill(device, dtype, [40, 20], [100, 130], 2, 1, 64, 128),
         "sampling-5000": lambda: check_sampling(device, dtype, 5000),
         "unpack": lambda: check_unpack(device),
         "resolve": lambda: check_resolve(device),

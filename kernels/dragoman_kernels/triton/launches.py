@@ -1,0 +1,99 @@
+"""How the attention kernels may be launched, and what a launch uses of a multiprocessor. Needs no Triton.
+
+A planner chooses among these; `make aot` compiles every one that fits an architecture and holds it to the figures here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_NUM_REGISTERS = 255  # a thread may have; beyond it values spill to memory
+DECODE_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+_MIN_ROWS = 16  # of a matrix product: a group of fewer heads is padded to it
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLaunch:
+    """Keys in a tile, warps of a block, stages of its loop."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLaunch:
+    """Queries of a work item, keys in a tile, warps of a block, stages of its loop."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one block uses. Registers are an estimate fitted to compiled kernels, shared memory an upper bound."""
+
+    shared_bytes: int
+    num_registers: int  # a thread
+    num_tiles: int  # pairs of key and value tiles under way
+
+
+# Warps and stages that differ in what they hide: few warps with many tiles under way, or many blocks a multiprocessor.
+DECODE_LAUNCHES = tuple(
+    DecodeLaunch(*launch)
+    for launch in ((64, 4, 3), (64, 4, 5), (64, 4, 7), (64, 2, 3), (64, 2, 5), (32, 2, 5), (32, 4, 5), (128, 4, 3))
+)
+PREFILL_LAUNCHES = tuple(
+    PrefillLaunch(*launch)
+    for launch in (
+        (64, 64, 4, 3), (64, 64, 4, 5), (64, 64, 8, 3), (64, 32, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3), (32, 64, 4, 3),
+    )
+)  # fmt: skip
+
+
+def decode_resources(launch: DecodeLaunch, group: int, head_dim: int, page_size: int) -> Resources:
+    """Of one program of decode attention, `group` query heads a KV head, values of two bytes."""
+    rows, dim = max(_MIN_ROWS, _padded(group)), _padded(head_dim)
+    num_tiles = _num_buffers(launch.num_stages)
+    shared = num_tiles * _tile_bytes(launch.block_n, dim, page_size) + 2 * rows * (dim + launch.block_n)
+    # Accumulators and operands are spread over the threads of the block.
+    registers = 40 + rows * launch.block_n * dim * 0.034 / (_MIN_ROWS * launch.num_warps)
+    return Resources(shared, round(registers), num_tiles)
+
+
+def prefill_resources(launch: PrefillLaunch, head_dim: int, page_size: int, capability: tuple[int, int]) -> Resources:
+    """Of one program of prefill attention, values of two bytes.
+
+    On compute capability 9 and 10 a product of 64 rows reads its operands from shared memory; elsewhere, and below 64
+    rows, they go through registers.
+    """
+    dim = _padded(head_dim)
+    threads = 32 * launch.num_warps
+    outputs, scores = launch.block_m * dim / threads, launch.block_m * launch.block_n / threads
+    num_tiles = _num_buffers(launch.num_stages)
+    from_shared = capability[0] in (9, 10) and launch.block_m >= 64
+    if from_shared:
+        num_tiles += 1
+        registers, scratch = 22 + 1.5 * outputs + 2.2 * scores, 0
+    else:
+        registers, scratch = 2 + 2.6 * outputs + 3.1 * scores, 2 * launch.block_m * launch.block_n
+    shared = num_tiles * _tile_bytes(launch.block_n, dim, page_size) + 2 * launch.block_m * dim + scratch
+    return Resources(shared, round(registers), num_tiles)
+
+
+def _num_buffers(num_stages: int) -> int:
+    """Tiles that Triton keeps under way: the table entry that says where a tile lies takes a stage of its own."""
+    return max((num_stages - 1) // 2, 1)
+
+
+def _tile_bytes(block_n: int, dim: int, page_size: int) -> int:
+    """K and V of a tile, and its table entries where it spans pages."""
+    entries = block_n if block_n > page_size else 1
+    return 2 * block_n * dim * 2 + 4 * entries
+
+
+def _padded(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(size - 1, 0).bit_length()
