@@ -1,104 +1,147 @@
 """Measures one CUDA device for its profile; run in a process of its own, so that no context outlives the measurement.
 
-python -m dragoman_agent.device.cuda_probe INDEX     prints the values as JSON
+python -m dragoman_agent.device.cuda_probe INDEX [--full] [--steps A,B] [--cache DIR]
+prints a line of JSON a step: {"step", "seconds", "values"} or {"step", "seconds", "error"}; on stderr, what it is about to do.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import statistics
+import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
 
-import torch
+from dragoman_agent.device import (
+    cuda_probe_compute as compute,
+)
+from dragoman_agent.device import (
+    cuda_probe_launch as launch,
+)
+from dragoman_agent.device import (
+    cuda_probe_link as link,
+)
+from dragoman_agent.device import (
+    cuda_probe_memory as memory,
+)
+from dragoman_agent.device.cuda_probe_bench import Bench, StepError
+from dragoman_agent.device.partition import PartitionError, limits_from_environ
+from dragoman_agent.pal.probe_steps import FULL_STEPS, QUICK_STEPS
+from dragoman_kernels.probe.build import KernelCompileError
+from dragoman_kernels.probe.driver import DriverError
 
-from dragoman_agent.pal.profile import Value
-from dragoman_kernels.triton.norm import rms_norm
-from dragoman_kernels.triton.stream_read import stream_read
-
-_STREAM_BYTES = 2 << 30
-_REPEATS = 5
-
-
-def measure(index: int) -> dict[str, Value]:
-    """Bandwidths, matrix rate, graph node cost and link rates; under three seconds once the kernels are compiled."""
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    size = min(_STREAM_BYTES, 1 << (int(free) // 4).bit_length() - 1)
-    return {
-        **_memory(device, size),
-        "compute.matmul_bfloat16": _matmul(device, 8192 if free > 4 << 30 else 4096),
-        "scheduling.graph_node": _graph_node(device),
-        **_link(device),
-    }
-
-
-def _memory(device: torch.device, size: int) -> dict[str, Value]:
-    source = torch.randn(size // 4, device=device)
-    target = torch.empty_like(source)
-    programs = 1 << (torch.cuda.get_device_properties(device).multi_processor_count * 4).bit_length()
-    sums = torch.empty(programs, device=device)
-    read = _rate(lambda: stream_read(source, sums), size, "bytes/s", "read-only stream")
-    if not torch.allclose(sums.double().sum(), source.double().sum(), rtol=1e-3, atol=1e2):
-        raise RuntimeError("the read stream returned a wrong sum: the measurement cannot be trusted")
-    copy = _rate(lambda: target.copy_(source), 2 * size, "bytes/s", "bytes read and written")
-    return {"memory.read_bandwidth": read, "memory.copy_bandwidth": copy}
-
-
-def _matmul(device: torch.device, size: int) -> Value:
-    left = torch.randn((size, size), device=device, dtype=torch.bfloat16)
-    right = torch.randn((size, size), device=device, dtype=torch.bfloat16)
-    return _rate(lambda: left @ right, 2 * size**3, "flop/s", f"{size}^3, random data")
-
-
-def _graph_node(device: torch.device) -> Value:
-    """Seconds a small kernel adds to a graph: the difference between graphs of many and of few."""
-    x = torch.randn((1, 1024), device=device)
-    weight = torch.ones(1024, device=device)
-
-    def captured(count: int) -> torch.cuda.CUDAGraph:
-        rms_norm(x, weight, 1e-6)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(count):
-                rms_norm(x, weight, 1e-6)
-        return graph
-
-    few, many = captured(50), captured(550)
-    times = sorted((_seconds(many.replay) - _seconds(few.replay)) / 500 for _ in range(_REPEATS))
-    median = statistics.median(times)
-    return Value(median, "s", "measured", spread=(times[-1] - times[0]) / median, note="a norm of one row, dependent")
+STEPS = {
+    "memory.read": memory.read,
+    "memory.copy": memory.copy,
+    "memory.by_size": memory.read_by_size,
+    "memory.l2": memory.level_two,
+    "memory.latency": memory.latency,
+    "memory.latency_by_region": memory.latency_by_region,
+    "scheduling.graph_node": launch.graph_node,
+    "scheduling.grid_barrier": launch.grid_barrier,
+    "scheduling.phase": memory.phase,
+    "scheduling.stream_launch": launch.stream_launch,
+    "scheduling.events": launch.events,
+    "scheduling.atomics": launch.atomics,
+    "scheduling.block_size": memory.by_block_size,
+    "link.pinned": link.pinned,
+    "link.pageable": link.pageable,
+    "compute.bfloat16": compute.matmul_bfloat16,
+    "compute.float16": compute.matmul_float16,
+    "compute.float8": compute.matmul_float8,
+    "compute.int8": compute.matmul_int8,
+}
+_NEEDS_TORCH = "compute."
+_WARM_UP_SECONDS = 0.15
 
 
-def _link(device: torch.device) -> dict[str, Value]:
-    size = 256 << 20
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    card = torch.empty(size, dtype=torch.uint8, device=device)
-    return {
-        "link.h2d_pinned": _rate(lambda: card.copy_(host, non_blocking=True), size, "bytes/s"),
-        "link.d2h_pinned": _rate(lambda: host.copy_(card, non_blocking=True), size, "bytes/s"),
-    }
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; 0 when every step was tried, 1 when the device could not be opened, 3 when a failed step broke its context."""
+    parser = argparse.ArgumentParser(prog="python -m dragoman_agent.device.cuda_probe", description=__doc__)
+    parser.add_argument("index", type=int)
+    parser.add_argument("--full", action="store_true", help="all steps, more repeats")
+    parser.add_argument("--steps", default="", help="only these, separated by commas")
+    parser.add_argument("--cache", type=Path, default=None, help="folder that keeps compiled kernels")
+    arguments = parser.parse_args(argv)
+    names = [name for name in arguments.steps.split(",") if name] or (FULL_STEPS if arguments.full else QUICK_STEPS)
+    unknown = [name for name in names if name not in STEPS]
+    if unknown:
+        parser.error(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
+    answers = _own_stdout()
+    try:
+        bench = Bench(arguments.index, full=arguments.full, limits=limits_from_environ(), cache_dir=arguments.cache)
+    except (PartitionError, DriverError, KernelCompileError, RuntimeError) as error:
+        _say(f"GPU {arguments.index} could not be opened: {_first_line(error)}")
+        return 1
+    with bench:
+        bench.warm_up(_WARM_UP_SECONDS)
+        if bench.limits.is_set:
+            _answer(answers, {"step": "partition", "seconds": 0.0, "values": _partition(bench)})
+        for name in names:
+            if not _run(bench, name, answers):
+                os._exit(3)  # the context is broken: nothing after it could be trusted, not even its destruction
+    return 0
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1e-3
+def _run(bench: Bench, name: str, answers: TextIO) -> bool:
+    """One step; False when the device does not work any more after it."""
+    _say(f"step {name}")
+    if name.startswith(_NEEDS_TORCH):
+        bench.drop_pool()
+    start = time.perf_counter()
+    try:
+        values = bench.clocks.noted(STEPS[name](bench))
+        body = {"values": {key: asdict(value) for key, value in values.items()}}
+    except (StepError, DriverError, KernelCompileError, ValueError, RuntimeError) as error:
+        body = {"error": _first_line(error)}
+    _answer(answers, {"step": name, "seconds": round(time.perf_counter() - start, 3), **body})
+    if "error" in body:
+        try:
+            bench.session.synchronize()
+        except DriverError as error:
+            _say(f"the device answers {error} after step {name}")
+            return False
+    return True
 
 
-def _rate(work: Callable[[], object], amount: int, unit: str, note: str = "") -> Value:
-    for _ in range(2):
-        work()
-    rates = sorted(amount / _seconds(work) for _ in range(_REPEATS))
-    median = statistics.median(rates)
-    return Value(median, unit, "measured", spread=(rates[-1] - rates[0]) / median, note=note)
+def _partition(bench: Bench) -> dict[str, object]:
+    values: dict[str, object] = {}
+    if bench.limits.num_multiprocessors is not None:
+        values["partition.multiprocessors"] = {
+            "value": bench.session.num_multiprocessors, "unit": "", "provenance": "reported", "spread": None,
+            "note": f"a green context; {bench.limits.num_multiprocessors} asked for", "labels": [],
+        }  # fmt: skip
+    if bench.limits.memory_bytes is not None:
+        values["partition.memory"] = {
+            "value": bench.limits.memory_bytes, "unit": "bytes", "provenance": "reported", "spread": None,
+            "note": "asked for", "labels": [],
+        }  # fmt: skip
+    return values
+
+
+def _own_stdout() -> TextIO:
+    """The real stdout for answers alone; what libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def _answer(answers: TextIO, body: dict[str, object]) -> None:
+    answers.write(json.dumps(body) + "\n")
+    answers.flush()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: asdict(value) for name, value in measure(int(sys.argv[1])).items()}))
+    sys.exit(main())

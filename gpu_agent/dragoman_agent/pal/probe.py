@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman_agent.pal.attributes import FoundDevice, Inventory, take_inventory, usable_cores
 from dragoman_agent.pal.microbench import measure_cpu
+from dragoman_agent.pal.probe_process import run_probe
+from dragoman_agent.pal.probe_steps import FULL_STEPS, NEEDED, QUICK_STEPS
 from dragoman_agent.pal.profile import Profile, ProfileError, Value, load_profile, now
 
 logger = logging.getLogger(__name__)
 
-_PROBE_TIMEOUT_SECONDS = 120  # the first run compiles the kernels
+EXTENT = "probe.extent"  # "quick" or "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,54 +51,99 @@ class PalReport:
         return json.dumps(body, indent=1)
 
 
-def probe(cache_dir: Path, *, fresh: bool = False) -> PalReport:
-    """Look at all devices and profile those this version can run on."""
+def probe(cache_dir: Path, *, fresh: bool = False, full: bool = False) -> PalReport:
+    """Look at all devices and profile those this version can run on; one that cannot be measured is listed with its reason.
+
+    `full` takes every measurement (a minute a GPU), else only what a plan needs; `fresh` measures although a result is kept.
+    """
     inventory = take_inventory()
-    profiles = []
+    devices, profiles = [], []
     cached = True
     for device in inventory.devices:
         if not device.problem:
-            profile, hit = profile_device(device, cache_dir, fresh=fresh)
-            profiles.append(profile)
-            cached = cached and hit
-    return PalReport(inventory, tuple(profiles), cached)
+            try:
+                profile, hit = profile_device(device, cache_dir, fresh=fresh, full=full)
+                profiles.append(profile)
+                cached = cached and hit
+            except ProfileError as error:
+                device = dataclasses.replace(device, problem=str(error))
+        devices.append(device)
+    return PalReport(dataclasses.replace(inventory, devices=tuple(devices)), tuple(profiles), cached)
 
 
-def profile_device(device: FoundDevice, cache_dir: Path, *, fresh: bool = False) -> tuple[Profile, bool]:
-    """The device's profile and whether its measurements came from the cache. Reported values are always new."""
+def profile_device(
+    device: FoundDevice, cache_dir: Path, *, fresh: bool = False, full: bool = False
+) -> tuple[Profile, bool]:
+    """The device's profile and whether its measurements came from the cache. Reported values are always new.
+
+    A quick result does not answer for a full one. A quick measurement replaces what it measures and keeps the rest of an
+    earlier full one. Raises ProfileError.
+    """
     path = cache_dir / "profiles" / f"{device.fingerprint}.json"
-    if not fresh and path.exists():
-        try:
-            held = load_profile(path)
-            if held.fingerprint == device.fingerprint:
-                return held.with_values(device.values), True
-        except ProfileError as error:
-            logger.warning("%s; measuring again", error)
-    measured = measure_cuda(device.facts.index) if device.facts.kind == "cuda" else measure_cpu(usable_cores())
+    held = _held(device, path)
+    was_full = held is not None and held.values.get(EXTENT) == _extent(True)
+    if held is not None and not fresh and (was_full or not full):
+        return held.with_values(device.values), True
+    measured = _measure(device, cache_dir, full)
+    kept = {} if full or held is None else held.values
     profile = Profile(
         name=f"{device.facts.kind}-{device.fingerprint[:8]}",
         device=device.facts,
         fingerprint=device.fingerprint,
         created=now(),
-        values={**device.values, **measured},
+        values={**kept, **device.values, **measured, EXTENT: _extent(full or was_full)},
     )
     _keep(profile, path)
     return profile, False
 
 
-def measure_cuda(index: int) -> dict[str, Value]:
-    """Measure a GPU in a process of its own: this one stays free of torch and of a CUDA context. Raises ProfileError."""
-    command = [sys.executable, "-P", "-m", "dragoman_agent.device.cuda_probe", str(index)]
+def measure_cuda(index: int, cache_dir: Path | None = None, *, full: bool = False) -> dict[str, Value]:
+    """Measure a GPU in a process of its own: this one stays free of torch and of a CUDA context.
+
+    A step that fails leaves its values out, with the reason in the log. Raises ProfileError when the GPU cannot be opened,
+    or what no plan can be made without is missing.
+    """
+
+    def command(steps: Sequence[str]) -> list[str]:
+        options = [*(["--full"] if full else []), *(["--cache", str(cache_dir)] if cache_dir else [])]
+        module = [sys.executable, "-P", "-m", "dragoman_agent.device.cuda_probe"]
+        return [*module, str(index), *options, "--steps", ",".join(steps)]
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
+        run = run_probe(command, FULL_STEPS if full else QUICK_STEPS)
+    except ProfileError as error:
         raise ProfileError(
-            f"measuring GPU {index} took over {_PROBE_TIMEOUT_SECONDS} s; is another process holding it? Try again, or use --device cpu"
+            f"GPU {index} could not be measured ({error}); run `dragoman doctor`, or use --device cpu"
         ) from None
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ProfileError(f"GPU {index} could not be measured ({last}); run `dragoman doctor`, or use --device cpu")
-    return {name: Value(**{**body, "labels": tuple(body["labels"])}) for name, body in json.loads(done.stdout).items()}
+    for name, step in NEEDED.items():
+        if name not in run.values:
+            why = run.problems.get(step, "no reason given")
+            raise ProfileError(
+                f"GPU {index} could not be measured: {name} is missing ({why}); run `dragoman doctor`, or use --device cpu"
+            )
+    return run.values
+
+
+def _measure(device: FoundDevice, cache_dir: Path, full: bool) -> dict[str, Value]:
+    if device.facts.kind == "cuda":
+        return measure_cuda(device.facts.index, cache_dir, full=full)
+    return measure_cpu(usable_cores())
+
+
+def _extent(full: bool) -> Value:
+    return Value("full" if full else "quick", "", "reported", note="which set of measurements was taken")
+
+
+def _held(device: FoundDevice, path: Path) -> Profile | None:
+    """The cached profile of this fingerprint; None where there is none that can be used."""
+    if not path.exists():
+        return None
+    try:
+        held = load_profile(path)
+    except ProfileError as error:
+        logger.warning("%s; measuring again", error)
+        return None
+    return held if held.fingerprint == device.fingerprint else None
 
 
 def _keep(profile: Profile, path: Path) -> None:

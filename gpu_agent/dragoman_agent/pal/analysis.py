@@ -1,0 +1,147 @@
+"""What repeated measurements say: medians and spreads, a line's intercept, the knee of a cache, a test of significance. Pure."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dragoman_agent.pal.profile import Value
+
+
+def spread_of(samples: Sequence[float]) -> float:
+    """(max - min) / median; 0 where the median is."""
+    median = statistics.median(samples)
+    return (max(samples) - min(samples)) / abs(median) if median else 0.0
+
+
+def measured(samples: Sequence[float], unit: str, note: str = "") -> Value:
+    """The median of the repeats, with their spread."""
+    return Value(statistics.median(samples), unit, "measured", spread=spread_of(samples), note=note)
+
+
+def measured_rate(amount: float, seconds: Sequence[float], unit: str, note: str = "") -> Value:
+    """`amount` over each time: median and spread of the rates."""
+    return measured([amount / each for each in seconds], unit, note)
+
+
+def measured_list(samples: Sequence[Sequence[float]], unit: str, labels: Sequence[str], note: str = "") -> Value:
+    """The median of each entry's repeats; the spread is the widest of theirs."""
+    medians = tuple(statistics.median(each) for each in samples)
+    return Value(medians, unit, "measured", spread=max(map(spread_of, samples)), note=note, labels=tuple(labels))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """t(bytes) = intercept + bytes / rate."""
+
+    intercept: float  # seconds
+    rate: float  # bytes/s
+    max_error: float  # the largest |predicted / measured - 1|
+
+
+def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
+    """Least squares of the relative error, so that the short ones count as much as the long ones.
+
+    Raises ValueError where fewer than two sizes differ, or time does not grow with size.
+    """
+    weights = [1 / each**2 for each in seconds]
+    total = sum(weights)
+    mean_size = sum(w * x for w, x in zip(weights, sizes, strict=True)) / total
+    mean_time = sum(w * t for w, t in zip(weights, seconds, strict=True)) / total
+    variance = sum(w * (x - mean_size) ** 2 for w, x in zip(weights, sizes, strict=True))
+    if len(set(sizes)) < 2 or variance <= 0:
+        raise ValueError("a line needs times of two sizes at least")
+    covariance = sum(w * (x - mean_size) * (t - mean_time) for w, x, t in zip(weights, sizes, seconds, strict=True))
+    slope = covariance / variance
+    if slope <= 0:
+        raise ValueError("the times do not grow with the size")
+    intercept = mean_time - slope * mean_size
+    error = max(abs((intercept + slope * x) / t - 1) for x, t in zip(sizes, seconds, strict=True))
+    return Line(intercept, 1 / slope, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """Where repeated reads of a buffer stop being served by a cache."""
+
+    size: float  # bytes: the rate is halfway between the cache's and the memory's
+    plateau: float  # bytes/s in the cache: the best of the sizes before the knee
+    floor: float  # bytes/s of the largest buffers
+    full_size: float  # bytes: the largest measured size that still has nine tenths of the plateau
+
+
+def find_knee(sizes: Sequence[float], rates: Sequence[float]) -> Knee:
+    """The knee of rates over ascending sizes, interpolated between the two sizes around it.
+
+    The rise at small sizes, where too few bytes are in flight, is left out: the search begins at the best rate. Raises
+    ValueError where the best rate is less than a quarter above that of the largest size: nothing is cached, or no size
+    was larger than the cache.
+    """
+    if len(sizes) < 3 or len(sizes) != len(rates):
+        raise ValueError("a knee needs the rates of three sizes at least")
+    best = max(range(len(rates)), key=rates.__getitem__)
+    plateau, floor = rates[best], rates[-1]
+    if plateau < 1.25 * floor:
+        raise ValueError(
+            "repeated reads are nowhere a quarter quicker than those of the largest buffer: no knee was seen"
+        )
+    halfway = (plateau + floor) / 2
+    after = next(i for i in range(best + 1, len(rates)) if rates[i] < halfway)
+    high, low = rates[after - 1], rates[after]
+    size = sizes[after - 1] + (sizes[after] - sizes[after - 1]) * (high - halfway) / (high - low)
+    full = max(sizes[i] for i in range(best, after) if rates[i] >= 0.9 * plateau)
+    return Knee(size, plateau, floor, full)
+
+
+def kruskal_wallis(groups: Sequence[Sequence[float]]) -> float:
+    """The statistic H of the rank test for equal medians of independent groups, corrected for ties (Kruskal and Wallis, 1952)."""
+    pooled = sorted(value for group in groups for value in group)
+    count = len(pooled)
+    ranks: dict[float, float] = {}
+    ties = 0
+    start = 0
+    while start < count:
+        end = start
+        while end < count and pooled[end] == pooled[start]:
+            end += 1
+        ranks[pooled[start]] = (start + 1 + end) / 2
+        ties += (end - start) ** 3 - (end - start)
+        start = end
+    correction = 1 - ties / (count**3 - count) if count > 1 else 0.0
+    if correction == 0:
+        return 0.0
+    total = sum(sum(ranks[value] for value in group) ** 2 / len(group) for group in groups)
+    return (12 / (count * (count + 1)) * total - 3 * (count + 1)) / correction
+
+
+def permutation_p(groups: Sequence[Sequence[float]], rounds: int = 2000, seed: int = 0) -> float:
+    """How often groups dealt at random have an H as high as these: (1 + hits) / (1 + rounds)."""
+    observed = kruskal_wallis(groups) - 1e-9
+    pooled = [value for group in groups for value in group]
+    generator = random.Random(seed)
+    hits = 0
+    for _ in range(rounds):
+        generator.shuffle(pooled)
+        dealt, start = [], 0
+        for group in groups:
+            dealt.append(pooled[start : start + len(group)])
+            start += len(group)
+        hits += kruskal_wallis(dealt) >= observed
+    return (1 + hits) / (1 + rounds)
+
+
+SIGNIFICANCE = 0.01
+
+
+def significance_note(groups: Sequence[Sequence[float]]) -> str:
+    """One sentence: do the groups differ, by which test, and by how much."""
+    statistic, chance = kruskal_wallis(groups), permutation_p(groups)
+    medians = [statistics.median(group) for group in groups]
+    width = (max(medians) - min(medians)) / statistics.median(medians)
+    verdict = "significant" if chance < SIGNIFICANCE else "not significant"
+    return (
+        f"difference {verdict} at {SIGNIFICANCE:g} (Kruskal-Wallis H = {statistic:.1f}, permutation p = {chance:.4f}); "
+        f"medians within {width:.1%}"
+    )
