@@ -6,9 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.dependent import begin, launch_options
+
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -19,10 +22,12 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
     tl.store(out_ptr + row * width + columns, silu * up, mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, *, dependent: bool = False) -> torch.Tensor:
     """silu(gate) * up of `gate_up` [num_tokens, 2 * width], gate first; returns [num_tokens, width]."""
     num_tokens, double = gate_up.shape
     out = torch.empty((num_tokens, double // 2), dtype=gate_up.dtype, device=gate_up.device)
     block = 1024
-    _silu_mul_kernel[(num_tokens, triton.cdiv(double // 2, block))](gate_up, out, double // 2, BLOCK=block, num_warps=4)
+    _silu_mul_kernel[(num_tokens, triton.cdiv(double // 2, block))](
+        gate_up, out, double // 2, BLOCK=block, num_warps=4, **launch_options(dependent)
+    )
     return out

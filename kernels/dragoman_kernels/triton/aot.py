@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,14 @@ from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 from dragoman_kernels.triton.contracts import contract_name
+from dragoman_kernels.triton.gemm_decode import GEMM_LAUNCHES, gemm_decode
+from dragoman_kernels.triton.launches import (
+    DECODE_SPLITS,
+    DecodeLaunch,
+    PrefillLaunch,
+    decode_launches,
+    prefill_launches,
+)
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -44,6 +52,7 @@ from dragoman_kernels.triton.stream_read import stream_read
 CAPABILITIES = tuple(SHARED_LIMIT_BYTES)
 _CPU = torch.device("cpu")
 _PAGE = 64
+_PAGES = (64, 16, 128)
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 
 
@@ -152,6 +161,7 @@ def compiling_for(capability: int) -> Iterator[dict[str, tuple[str, Any, str]]]:
 def launch_all(shape: ModelShape) -> None:
     """One launch of each form that serving `shape` in bfloat16 makes."""
     _launch_rows(shape)
+    _launch_gemm(shape)
     _launch_attention(shape)
     _launch_sampling(shape)
     inputs = StepInputs(8, 4, _CPU)
@@ -180,15 +190,38 @@ def _launch_rows(shape: ModelShape) -> None:
     rope_and_cache(qkv, cache, cache, angles, angles, _ints(2), _ints(2), shape.num_heads, norm, norm)
 
 
-def _launch_attention(shape: ModelShape) -> None:
-    cache = _zeros(2, shape.num_kv_heads, _PAGE, shape.head_dim)
-    work = DecodeWorkspace(128, shape.num_heads, shape.head_dim, 16, _CPU)
-    # Alone (most splits), in a middle batch and in a large one: the launcher's three forms.
-    for num_seqs, num_splits in ((1, 16), (64, 1), (128, 1)):
-        q = _zeros(num_seqs, shape.num_heads, shape.head_dim)
-        paged_decode_attention(q, cache, cache, _ints(num_seqs, 4), _ints(num_seqs), work, num_splits)
+def _launch_gemm(shape: ModelShape) -> None:
+    for k in (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size):
+        for launch in GEMM_LAUNCHES:
+            gemm_decode(_zeros(8, k), _zeros(32, k), **launch)
+
+
+def _launch_attention(shape: ModelShape, capability: int) -> None:
+    """Every launch that a plan may choose for `capability`, at the usual page; one each at the other pages."""
+    limit = SHARED_LIMIT_BYTES[capability]
+    group, major = shape.num_heads // shape.num_kv_heads, divmod(capability, 10)
+    for page in _PAGES:
+        decode = decode_launches(group, shape.head_dim, page, limit)
+        prefill = prefill_launches(shape.head_dim, page, major, limit)
+        for launch in decode if page == _PAGE else decode[:1]:
+            _launch_decode(shape, page, launch)
+        for choice in prefill if page == _PAGE else prefill[:1]:
+            _launch_prefill(shape, page, choice)
+
+
+def _launch_decode(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
+    """Unsplit, and split in the most parts: what lies between uses no more."""
+    cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
+    q = _zeros(1, shape.num_heads, shape.head_dim)
+    for splits in (DECODE_SPLITS[0], DECODE_SPLITS[-1]):
+        work = DecodeWorkspace(1, shape.num_heads, shape.head_dim, splits, _CPU)
+        paged_decode_attention(q, cache, cache, _ints(1, 4), _ints(1), work, splits, **asdict(launch))
+
+
+def _launch_prefill(shape: ModelShape, page: int, launch: PrefillLaunch) -> None:
+    cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
     q = _zeros(2, shape.num_heads, shape.head_dim)
-    paged_prefill_attention(q, cache, cache, _ints(1, 4), _ints(2), _ints(1), _ints(1, 2))
+    paged_prefill_attention(q, cache, cache, _ints(1, 4), _ints(2), _ints(1), _ints(1, 2), **asdict(launch))
 
 
 def _launch_sampling(shape: ModelShape) -> None:
@@ -217,7 +250,7 @@ def compile_shapes(shapes: Sequence[ModelShape], capability: int) -> list[Build]
         raise RuntimeError("TRITON_INTERPRET is set: kernels are interpreted and cannot be compiled; unset it")
     with compiling_for(capability) as found:
         for shape in shapes:
-            launch_all(shape)
+            launch_all(shape, capability)
     builds = []
     for name, compiled, constants in found.values():
         registers, spilled = resource_usage(compiled.asm["cubin"])

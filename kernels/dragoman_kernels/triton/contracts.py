@@ -103,6 +103,11 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         _contract("bandwidth", "num_tokens num_heads num_kv_heads head_dim", _rope_bytes,
                   lambda s: 6 * s["num_tokens"] * (s["num_heads"] + s["num_kv_heads"]) * s["head_dim"], 64, 1 << 10),
     ),
+    "triton.gemm_decode": (
+        "gemm_decode", "gemm_decode",
+        _contract("bandwidth", "m n k", lambda s: _VALUE * (s["n"] * s["k"] + s["m"] * (s["n"] + s["k"])),
+                  lambda s: 2 * s["m"] * s["n"] * s["k"], 255),
+    ),
     "triton.decode_split": (
         "attention_decode", "paged_decode_attention",
         _contract("bandwidth", _ATTENTION, _decode_bytes, _decode_flops, 255),

@@ -6,12 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.dependent import begin, launch_options
+
 
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, width, eps,
-    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -24,7 +27,14 @@ def _rms_norm_kernel(
     tl.store(out_ptr + row * width + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    *,
+    dependent: bool = False,
+) -> torch.Tensor:
     """RMS norm of `x` [num_tokens, width]; with `residual`, of x + residual, which is written back into `residual`.
 
     Mean and scale are taken in float32. `x`, `weight` and `residual` are contiguous.
@@ -35,5 +45,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
     _rms_norm_kernel[(num_tokens,)](
         x, residual, weight, out, width, eps,
         HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+        **launch_options(dependent),
     )  # fmt: skip
     return out

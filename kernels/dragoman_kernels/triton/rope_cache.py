@@ -6,14 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.dependent import begin, launch_options
+
 
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_cache_kernel(
     qkv_ptr, q_out_ptr, k_cache_ptr, v_cache_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, q_norm_ptr, k_norm_ptr,
     eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
+    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     half: tl.constexpr = HEAD_DIM // 2
@@ -67,6 +70,8 @@ def rope_and_cache(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    *,
+    dependent: bool = False,
 ) -> torch.Tensor:
     """Rotate q and k, write k and v into their pages, return q [num_tokens, num_heads, head_dim].
 
@@ -80,5 +85,6 @@ def rope_and_cache(
         qkv, q, k_cache, v_cache, cos, sin, positions, slots, q_norm, k_norm, eps,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         HALF_BLOCK=triton.next_power_of_2(head_dim // 2), PAGE=page, HAS_NORM=q_norm is not None, num_warps=1,
+        **launch_options(dependent),
     )  # fmt: skip
     return q

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.dependent import begin, launch_options
+
 BLOCK = 4096
 GREEDY_BELOW = 1e-5
 _WEIGHT_ONE = tl.constexpr(1099511627776.0)  # 2**40
@@ -17,7 +19,10 @@ _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
 
 
 @triton.jit(do_not_specialize=["vocab", "num_blocks"])
-def _block_max_kernel(logits_ptr, max_ptr, arg_ptr, vocab, stride, num_blocks, BLOCK: tl.constexpr):
+def _block_max_kernel(
+    logits_ptr, max_ptr, arg_ptr, vocab, stride, num_blocks, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
@@ -48,7 +53,9 @@ def _weights_of(values, best, temperature):
 @triton.jit(do_not_specialize=["vocab", "num_blocks"], do_not_specialize_on_alignment=["temperature_ptr"])
 def _block_sum_kernel(
     logits_ptr, max_ptr, temperature_ptr, sum_ptr, vocab, stride, num_blocks, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
@@ -66,8 +73,9 @@ def _block_sum_kernel(
 )
 def _pick_kernel(
     logits_ptr, max_ptr, arg_ptr, sum_ptr, temperature_ptr, uniform_ptr, ids_ptr, finite_ptr,
-    vocab, stride, num_blocks, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    vocab, stride, num_blocks, BLOCK: tl.constexpr, PADDED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     best = _row_max(max_ptr, row, num_blocks, PADDED)
@@ -113,6 +121,8 @@ def sample_rows(
     workspace: SamplingWorkspace,
     token_ids: torch.Tensor,
     finite: torch.Tensor,
+    *,
+    dependent: bool = False,
 ) -> None:
     """Sample one token a row of `logits` [num_rows, vocab_size] into `token_ids` int32 and `finite` int32 (0 or 1).
 
@@ -124,12 +134,13 @@ def sample_rows(
     padded = triton.next_power_of_2(num_blocks)
     grid = (num_rows, num_blocks)
     stride = logits.stride(0)
-    w = workspace
-    _block_max_kernel[grid](logits, w.maxima, w.places, vocab, stride, num_blocks, BLOCK=BLOCK, num_warps=8)
+    w, options = workspace, launch_options(dependent)
+    _block_max_kernel[grid](logits, w.maxima, w.places, vocab, stride, num_blocks, BLOCK=BLOCK, num_warps=8, **options)
     _block_sum_kernel[grid](
-        logits, w.maxima, temperatures, w.sums, vocab, stride, num_blocks, BLOCK=BLOCK, PADDED=padded, num_warps=8
-    )
+        logits, w.maxima, temperatures, w.sums, vocab, stride, num_blocks, BLOCK=BLOCK, PADDED=padded, num_warps=8,
+        **options,
+    )  # fmt: skip
     _pick_kernel[(num_rows,)](
         logits, w.maxima, w.places, w.sums, temperatures, uniforms, token_ids, finite,
-        vocab, stride, num_blocks, BLOCK=BLOCK, PADDED=padded, num_warps=8,
+        vocab, stride, num_blocks, BLOCK=BLOCK, PADDED=padded, num_warps=8, **options,
     )  # fmt: skip
