@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ from dragoman_agent.pal.view import HardwareView
 if TYPE_CHECKING:
     from dragoman_agent.model.source import ModelSource
 
+MakePlan = Callable[[Profile], tuple[Plan, list[Decision]]]
+
 
 @dataclass(frozen=True, slots=True)
 class PalResult:
@@ -30,6 +34,8 @@ class PalResult:
     log: DecisionLog
     device_name: str
     reason: str
+    profile: Profile
+    make_plan: MakePlan | None  # from another profile of the same device; None where the plan was given
 
 
 def start_on_device(
@@ -70,11 +76,12 @@ def start_on_device(
             f"--dtype {dtype} is for the CPU, {chosen.device.facts.name} computes in bfloat16; "
             "leave --dtype out or add --device cpu"
         )
-    plan, decisions = plan_for(held, model.config, limits, switches or Switches(), road=road)
+    make_plan = partial(plan_for, model=model.config, limits=limits, switches=switches or Switches(), road=road)
+    plan, decisions = make_plan(held)
     for decision in (*decisions, _waiting_decision(plan), _load_decision(held, plan), _prefill_decision(plan)):
         log.record(decision)
     view = HardwareView(held, selection, plan, log)
-    return PalResult(plan, view, log, chosen.device.facts.name, chosen.reason)
+    return PalResult(plan, view, log, chosen.device.facts.name, chosen.reason, held, make_plan)
 
 
 def _measured(device: FoundDevice, cache_dir: Path) -> tuple[Profile, Decision]:
@@ -94,7 +101,8 @@ def start_on_null(plan: Plan) -> PalResult:
     )
     for decision in (*_null_decisions(plan), _waiting_decision(plan), _prefill_decision(plan)):
         log.record(decision)
-    return PalResult(plan, HardwareView(profile, None, plan, log), log, facts.name, "--device null was asked for")
+    view = HardwareView(profile, None, plan, log)
+    return PalResult(plan, view, log, facts.name, "--device null was asked for", profile, None)
 
 
 def _null_decisions(plan: Plan) -> list[Decision]:

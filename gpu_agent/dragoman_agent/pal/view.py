@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
-
-import psutil
-from google.protobuf import duration_pb2
 
 from dragoman.v1 import hardware_pb2
 from dragoman_agent.pal.decisions import DecisionLog
+from dragoman_agent.pal.live_feed import LiveFeed
 from dragoman_agent.pal.messages import decision_to_proto, device_to_proto, plan_to_proto, profile_to_proto
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.profile import Profile
@@ -25,6 +21,7 @@ class HardwareView:
         self._selection = selection
         self._plan = plan
         self._log = log
+        self.feed = LiveFeed()
 
     def profile(self) -> hardware_pb2.HardwareProfile:
         """The profile in force."""
@@ -55,25 +52,10 @@ class HardwareView:
         async for decision in self._log.watch():
             yield decision_to_proto(decision)
 
-    async def live_limits(self) -> hardware_pb2.LiveLimits:
-        """A fresh sample of what changes while the device runs."""
-        start = time.monotonic()
-        own = await asyncio.to_thread(_own_memory)
-        memory = psutil.virtual_memory()
-        limits = hardware_pb2.LiveLimits(
-            free_memory_bytes=memory.available, foreign_memory_bytes=max(memory.used - own, 0)
-        )
-        limits.age.CopyFrom(duration_pb2.Duration(nanos=int((time.monotonic() - start) * 1e9)))
-        return limits
+    def use(self, profile: Profile, plan: Plan) -> None:
+        """From now on these are in force: a live limit changed them."""
+        self._profile, self._plan = profile, plan
 
-
-def _own_memory() -> int:
-    """Resident bytes of this process and its children."""
-    process = psutil.Process()
-    total = 0
-    for entry in (process, *process.children(recursive=True)):
-        try:
-            total += int(entry.memory_info().rss)
-        except psutil.Error:  # it ended meanwhile
-            continue
-    return total
+    def watch_limits(self, interval: float) -> AsyncIterator[hardware_pb2.LiveLimits]:
+        """The live limits at once, then every `interval` seconds and at each event."""
+        return self.feed.watch(interval)

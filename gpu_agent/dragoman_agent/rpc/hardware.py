@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -31,8 +30,8 @@ class HardwareSource(Protocol):
     def watch_decisions(self) -> AsyncIterator[hardware_pb2.Decision]:
         """The decisions held, then each new one."""
 
-    async def live_limits(self) -> hardware_pb2.LiveLimits:
-        """A fresh sample."""
+    def watch_limits(self, interval: float) -> AsyncIterator[hardware_pb2.LiveLimits]:
+        """The live limits at once, then at each interval and at each event."""
 
 
 class HardwareServicer(hardware_service_pb2_grpc.HardwareServiceServicer):
@@ -52,11 +51,9 @@ class HardwareServicer(hardware_service_pb2_grpc.HardwareServiceServicer):
     async def WatchHardware(
         self, request: hardware_service_pb2.WatchHardwareRequest, context: Context
     ) -> AsyncIterator[hardware_service_pb2.WatchHardwareResponse]:
-        """The live limits at once, then at each interval."""
-        interval = interval_of(request, DEFAULT_INTERVAL_SECONDS)
-        while True:
-            yield hardware_service_pb2.WatchHardwareResponse(limits=await self._view.live_limits())
-            await asyncio.sleep(interval)
+        """The live limits at once, then at each interval and at each event."""
+        async for limits in self._view.watch_limits(interval_of(request, DEFAULT_INTERVAL_SECONDS)):
+            yield hardware_service_pb2.WatchHardwareResponse(limits=limits)
 
     async def GetPlan(
         self, request: hardware_service_pb2.GetPlanRequest, context: Context
