@@ -158,11 +158,11 @@ def compiling_for(capability: int) -> Iterator[dict[str, tuple[str, Any, str]]]:
         driver._active = previous
 
 
-def launch_all(shape: ModelShape) -> None:
-    """One launch of each form that serving `shape` in bfloat16 makes."""
+def launch_all(shape: ModelShape, capability: int) -> None:
+    """One launch of each form that serving `shape` in bfloat16 on `capability` may make."""
     _launch_rows(shape)
     _launch_gemm(shape)
-    _launch_attention(shape)
+    _launch_attention(shape, capability)
     _launch_sampling(shape)
     inputs = StepInputs(8, 4, _CPU)
     inputs.unpack(torch.zeros(256, dtype=torch.int32), _ints(8), 8, 8, 4)

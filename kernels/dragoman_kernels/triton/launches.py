@@ -83,6 +83,30 @@ def prefill_resources(launch: PrefillLaunch, head_dim: int, page_size: int, capa
     return Resources(shared, round(registers), num_tiles)
 
 
+def decode_launches(group: int, head_dim: int, page_size: int, shared_per_block: int) -> tuple[DecodeLaunch, ...]:
+    """Those that fit an architecture whose blocks may use `shared_per_block` bytes, in the table's order."""
+    return tuple(
+        launch
+        for launch in DECODE_LAUNCHES
+        if _fits(decode_resources(launch, group, head_dim, page_size), shared_per_block)
+    )
+
+
+def prefill_launches(
+    head_dim: int, page_size: int, capability: tuple[int, int], shared_per_block: int
+) -> tuple[PrefillLaunch, ...]:
+    """Those that fit an architecture whose blocks may use `shared_per_block` bytes, in the table's order."""
+    return tuple(
+        launch
+        for launch in PREFILL_LAUNCHES
+        if _fits(prefill_resources(launch, head_dim, page_size, capability), shared_per_block)
+    )
+
+
+def _fits(resources: Resources, shared_per_block: int) -> bool:
+    return resources.shared_bytes <= shared_per_block and resources.num_registers <= MAX_NUM_REGISTERS
+
+
 def _num_buffers(num_stages: int) -> int:
     """Tiles that Triton keeps under way: the table entry that says where a tile lies takes a stage of its own."""
     return max((num_stages - 1) // 2, 1)
