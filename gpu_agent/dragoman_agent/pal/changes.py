@@ -23,7 +23,8 @@ _COST_UTILIZATION = 0.5  # nothing is lost but the reserve
 _COST_STOP_PROCESS = 1.5  # somebody else's work ends
 _COST_BITS = 1.5  # a halving of the bits of a weight: quality, and another file
 _COST_MODEL = 3.0  # another model, and then each halving of its weights
-_COST_DEVICE = 20.0  # other hardware
+_COST_OTHER_DEVICE = 4.0  # another speed altogether
+_COST_NEW_DEVICE = 20.0  # other hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,22 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherDevice:
+    """Another device of this host, which the user did not ask for; `how` asks for it."""
+
+    name: str
+    free_bytes: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What else there is to change to; empty where the caller knows of nothing."""
 
     formats: tuple[WeightFormat, ...] = ()
     models: tuple[ModelSize, ...] = ()
     holders: tuple[Holder, ...] = ()
+    devices: tuple[OtherDevice, ...] = ()
     max_utilization: float = MAX_UTILIZATION
 
 
@@ -271,9 +282,15 @@ def _smaller_model(state: _State, options: Options, enough: bool) -> Iterator[_S
             yield state.then("model", _replace(changed, model_name=model.name), _COST_MODEL - math.log2(share), text)
 
 
+def _other_device(state: _State, options: Options, enough: bool) -> Iterator[_State]:
+    for device in options.devices:
+        text = f"{device.how}: {device.name} has {bytes_text(device.free_bytes)} free"
+        yield state.then("other-device", state.need, _COST_OTHER_DEVICE, text, device.free_bytes)
+
+
 def _larger_device(state: _State) -> _State:
     free = math.ceil(state.need.total_bytes / state.need.utilization) + 1
-    return state.then("device", state.need, _COST_DEVICE, f"a device with {bytes_text(free)} free", free)
+    return state.then("device", state.need, _COST_NEW_DEVICE, f"a device with {bytes_text(free)} free", free)
 
 
 _STEPS: tuple[_Step, ...] = (
@@ -283,6 +300,7 @@ _STEPS: tuple[_Step, ...] = (
     _stop_processes,
     _smaller_format,
     _smaller_model,
+    _other_device,
 )
 
 
