@@ -20,6 +20,8 @@ VERBS = {
     "chat": ("chat", "Talk to a served model."),
     "ps": ("ps", "Show agents, their load, and what runs."),
     "probe": ("probe", "Measure the devices of this machine; show what was chosen and why."),
+    "plan": ("plan", "Plan a model on a card without having it: memory, choices, predicted speed."),
+    "explain": ("explain", "Explain the decisions of an agent, or of a plan, in plain words."),
     "doctor": ("doctor", "Check this machine and say how to fix what is wrong."),
     "models": ("models", "List, show, verify and fetch models."),
     "bench": ("bench", "Measure against other engines."),

@@ -28,9 +28,13 @@ def choose_cpu_road(model: ModelSource, dtype: str, cache_dir: Path | None = Non
 
     `dtype` is "auto", "int8" or "float32". Raises ValueError for another.
     """
+    return road_of(model, dtype, None if shape_problem(model.config) else native_problem(cache_dir))
+
+
+def road_of(model: ModelSource, dtype: str, problem: str | None) -> Road:
+    """As `choose_cpu_road`, where `problem` already says why there are no compiled kernels. Builds nothing."""
     stored = {name: model.layout(name) for name in model.tensor_names()}
     dtypes = {tensor.dtype for tensor in stored.values() if tensor.shape[0] > 1}
-    problem = None if shape_problem(model.config) else native_problem(cache_dir)
     name, reason = decide_road(model.config, dtypes, dtype, problem)
     num_values = sum(tensor.shape[0] * tensor.shape[1] for tensor in stored.values())
     resident = 4 * num_values
