@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import dragoman
 from dragoman.address import host_port
 from dragoman.durations import duration_of
-from dragoman.v1 import agent_pb2, telemetry_service_pb2
+from dragoman.v1 import agent_pb2, agent_registry_service_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
+from dragoman_agent.draining import Drainer
 from dragoman_agent.engine.messages import Progress, Ready, Step
 from dragoman_agent.kv_journal import KvJournal
+from dragoman_agent.membership import Membership
 from dragoman_agent.metrics import AgentMetrics
 from dragoman_agent.pal.observed import Observations
-from dragoman_agent.registration import AgentPart, Membership
+from dragoman_agent.registration import AgentPart, HintEnd
 from dragoman_agent.rpc.acceptance import Acceptance
 from dragoman_agent.rpc.embedding import EmbeddingServicer
 from dragoman_agent.rpc.engine_client import EngineClient
@@ -91,10 +93,8 @@ class Agent:
         self._metrics_server: MetricsServer | None = None
         self._membership: Membership | None = None
         self._end: asyncio.Future[int] | None = None
-        self._drain_task: asyncio.Task[None] | None = None
         self._ready_task: asyncio.Task[None] | None = None
-        self._drain_by = math.inf
-        self._drain_scope: asyncio.Timeout | None = None
+        self._drainer = Drainer(self, notice_seconds=settings.drain_notice, limit_seconds=settings.drain_timeout)
         self._engine.on_step(self._take_step)
 
     async def run(self) -> int:
@@ -110,8 +110,7 @@ class Agent:
             return await self._end
         finally:
             health.cancel()
-            if self._drain_task is not None:
-                self._drain_task.cancel()
+            self._drainer.cancel()
             await self._close()
 
     async def _listen(self) -> None:
@@ -210,10 +209,16 @@ class Agent:
             load=self._load,
             set_keys=self._verifier.set_keys if self._verifier is not None else lambda source, keys: None,
             drain=self.drain,
+            undrain=self._drainer.undrain,
             revoke=self._gate.revoke,
-            count_hint=lambda outcome: self._metrics.hints.labels(outcome).inc(),
+            prefetch=self._prefetch,
             journal=self._journal,
         )
+
+    def _prefetch(self, wanted: agent_registry_service_pb2.PrefetchPrefix, ended: Callable[[HintEnd], None]) -> None:
+        outcome = agent_registry_service_pb2.HINT_OUTCOME_REFUSED
+        self._metrics.hints.labels("refused").inc()
+        ended(HintEnd(outcome, "this agent keeps KV blocks on its device only; there is nothing to fetch them from"))
 
     def _describe(self) -> agent_pb2.Agent:
         plan = self._pal.plan
@@ -270,7 +275,7 @@ class Agent:
             if was_serving and not stepping:
                 logger.error("no engine step for %.1f s: not serving", self._engine.step_age)
             was_serving = stepping
-            if told := self._engine.let_go_when_wedged():
+            if told := self._engine.let_go_when_wedged(self._gate.tell_lost):
                 logger.error("the engine is wedged: %d requests were told to resume elsewhere", told)
             await self._update_health()
 
@@ -285,7 +290,7 @@ class Agent:
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTERM:
-            self.drain(None)
+            self._drainer.drain(None, final=True)
             return
         if self._gate.phase is Phase.CLOSED and self._end is not None and self._end.done():
             self._engine_process.kill()
@@ -295,29 +300,38 @@ class Agent:
         self._finish(0)
 
     def drain(self, grace_seconds: float | None) -> None:
-        """Announce the end, then refuse new requests, finish those under way, exit 0. Asking again may shorten it."""
-        limit = self._settings.drain_timeout if grace_seconds is None else grace_seconds
-        by = asyncio.get_running_loop().time() + limit
-        self._drain_by = min(self._drain_by, by)
-        if self._drain_task is None:
-            self._drain_task = asyncio.create_task(self._drain())
-        elif self._drain_scope is not None:
-            self._drain_scope.reschedule(self._drain_by)
+        """Announce the end, then refuse new requests, finish those under way, hand over the rest, exit 0."""
+        self._drainer.drain(grace_seconds)
 
-    async def _drain(self) -> None:
-        logger.info("draining: %d requests under way", len(self._engine.live))
+    # DrainHost.
+
+    @property
+    def num_live(self) -> int:
+        """See DrainHost."""
+        return len(self._engine.live)
+
+    async def announce_drain(self) -> None:
+        """See DrainHost."""
         if self._gate.phase is not Phase.CLOSED:
             self._gate.phase = Phase.DRAINING
         if self._server is not None:
             await self._server.set_health(live=True, ready=False)
-        left = self._drain_by - asyncio.get_running_loop().time()
-        await asyncio.sleep(min(self._settings.drain_notice, max(left, 0.0)))
+
+    def close_door(self) -> None:
+        """See DrainHost."""
         self._gate.phase = Phase.CLOSED
-        try:
-            async with asyncio.timeout_at(self._drain_by) as self._drain_scope:
-                await self._engine.wait_idle()
-        except TimeoutError:
-            logger.warning("the drain's time is over: ending %d requests", len(self._engine.live))
+
+    async def wait_idle(self) -> None:
+        """See DrainHost."""
+        await self._engine.wait_idle()
+
+    async def reopen(self) -> None:
+        """See DrainHost."""
+        self._gate.phase = Phase.SERVING if self._engine.ready is not None else Phase.LOADING
+        await self._update_health()
+
+    def leave(self) -> None:
+        """See DrainHost."""
         self._finish(0)
 
     def _finish(self, code: int) -> None:

@@ -117,7 +117,10 @@ class AgentSettings:
         default="", metadata=_about("host:port that clients dial, when it is not the one bound", group=_NETWORK)
     )
     controllers: tuple[str, ...] = field(
-        default=(), metadata=_about("controllers to register with, as host:port", group=_NETWORK)
+        default=(),
+        metadata=_about(
+            "controllers to register with, as host:port; dns:NAME:PORT is every address of a name", group=_NETWORK
+        ),
     )
     open: bool = field(
         default=False, metadata=_about("take requests without a ticket; loopback addresses only", group=_NETWORK)
@@ -170,6 +173,10 @@ def settings_problem(settings: AgentSettings) -> str:
         return (
             f"{given} has no effect with --device null, whose plan is given and not made from a profile: leave it out"
         )
+    for address in settings.controllers:
+        host, _, port = address.removeprefix("dns:").rpartition(":")
+        if not host or not port.isdigit():
+            return f"--controllers {address!r} is no host:port, nor dns:NAME:PORT for every address of a name"
     if len(settings.agent_id) > MAX_AGENT_ID_BYTES or not _AGENT_ID.fullmatch(settings.agent_id or "default"):
         return (
             f"--agent-id {settings.agent_id[:80]!r} must be 1 to {MAX_AGENT_ID_BYTES} letters, digits, dots, dashes or "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -29,10 +31,19 @@ MAX_OUTCOMES_A_BEAT = 512
 _COMMANDS_REMEMBERED = 1024
 _KV_INTERVAL_SECONDS = 0.05
 _INVALID_ARGUMENT = 3
+_FAILED_PRECONDITION = 9
 _UNIMPLEMENTED = 12
 
 Stub = agent_registry_service_pb2_grpc.AgentRegistryServiceStub
 Outcomes = deque[agent_registry_service_pb2.RequestOutcome]
+
+
+@dataclass(frozen=True, slots=True)
+class HintEnd:
+    """What became of a prefetch hint, in the end."""
+
+    outcome: agent_registry_service_pb2.HintOutcome
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +57,39 @@ class AgentPart:
     load: Callable[[], agent_pb2.AgentLoad]
     set_keys: Callable[[str, dict[int, bytes]], None]
     drain: Callable[[float | None], None]
+    undrain: Callable[[], str]
     revoke: Callable[[bytes], bool]
-    count_hint: Callable[[str], None]
+    prefetch: Callable[[agent_registry_service_pb2.PrefetchPrefix, Callable[[HintEnd], None]], None]
     journal: KvJournal
 
 
 class ControllerLink:
     """The membership at one controller. Runs until closed; a controller that is away is tried again and again."""
 
-    def __init__(self, address: str, part: AgentPart, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        part: AgentPart,
+        is_other: Callable[[ControllerLink], bool] = lambda link: True,
+        heard: Callable[[ControllerLink, Sequence[agent_pb2.Controller]], None] = lambda link, controllers: None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`is_other`: whether the controller just met is reached by no other link. `heard`: takes lists of controllers."""
         self.address = address
+        self.controller_id = ""
         self.outcomes: Outcomes = deque(maxlen=4096)
         self.is_registered = False
         self._part = part
+        self._is_other = is_other
+        self._heard = heard
+        self._stub: Any = None  # while a connection is up
+        self._is_closing = False
+        self._hurry = asyncio.Event()
         self._rng = rng or random.Random()
         self._lease_id = ""
         self._beat_seconds = DEFAULT_BEAT_SECONDS
         self._results: deque[agent_registry_service_pb2.CommandResult] = deque()
-        self._answered: OrderedDict[str, agent_registry_service_pb2.CommandResult] = OrderedDict()
+        self._answered: OrderedDict[str, agent_registry_service_pb2.CommandResult | None] = OrderedDict()
         self._kv_feed = KvFeed(part.journal)
         self._task: asyncio.Task[None] | None = None
 
@@ -71,22 +97,33 @@ class ControllerLink:
         """Begin to dial."""
         self._task = asyncio.create_task(self._run())
 
+    def hurry(self) -> None:
+        """Beat now: something does not wait for its turn."""
+        self._hurry.set()
+
     async def close(self) -> None:
-        """Leave the controller: one last beat is not needed, DeregisterAgent ends the membership at once."""
+        """Leave the controller: DeregisterAgent ends the membership at once, and takes what no beat has told yet."""
+        self._is_closing = True
+        if self._stub is not None and self.is_registered:
+            farewell = agent_registry_service_pb2.DeregisterAgentRequest(
+                lease_id=self._lease_id, outcomes=self._take_outcomes()
+            )
+            try:
+                await self._stub.DeregisterAgent(farewell, timeout=DEREGISTER_TIMEOUT_SECONDS)
+            except grpc.RpcError as error:
+                logger.info("could not deregister at %s: %s", self.address, from_rpc_error(error).message)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._kv_feed.close()
-        if not self.is_registered:
-            return
-        try:
-            async with grpc.aio.insecure_channel(self.address, options=channel_options()) as channel:
-                await _stub(channel).DeregisterAgent(
-                    agent_registry_service_pb2.DeregisterAgentRequest(lease_id=self._lease_id),
-                    timeout=DEREGISTER_TIMEOUT_SECONDS,
-                )
-        except grpc.RpcError as error:
-            logger.info("could not deregister at %s: %s", self.address, from_rpc_error(error).message)
+
+    def abandon(self) -> None:
+        """Stop dialling a controller that is none any more."""
+        self._is_closing = True
+        if self._task is not None:
+            self._task.cancel()
+        self._kv_feed.close()
+        self._part.set_keys(self.address, {})
 
     async def _run(self) -> None:
         backoff = FIRST_BACKOFF_SECONDS
@@ -94,8 +131,14 @@ class ControllerLink:
         while True:
             try:
                 async with grpc.aio.insecure_channel(self.address, options=channel_options()) as channel:
-                    stub = _stub(channel)
+                    self._stub = stub = _stub(channel)
                     await self._register(stub)
+                    if not self._is_other(self):
+                        logger.info("controller %s is one that is known by another name", self.address)
+                        await asyncio.sleep(MAX_BACKOFF_SECONDS)
+                        continue
+                    self.is_registered = True
+                    logger.info("registered at controller %s with lease %s", self.address, self._lease_id)
                     backoff, last_problem = FIRST_BACKOFF_SECONDS, ""
                     await self._stay(stub)
             except grpc.RpcError as error:
@@ -104,6 +147,10 @@ class ControllerLink:
                 problem = error
             else:
                 problem = DragomanError(error_pb2.ERROR_REASON_LEASE_EXPIRED, "the controller ended the heartbeat")
+            finally:
+                self._stub = None
+            if self._is_closing:
+                return
             if self.is_registered or problem.message != last_problem:
                 logger.warning("controller %s: %s; trying again", self.address, problem.message)
             last_problem = problem.message
@@ -122,11 +169,9 @@ class ControllerLink:
         keys = {entry.key_id: entry.key for entry in response.previous_keys}
         keys[response.key_id] = response.ticket_key
         self._take_keys(keys)
-        self._lease_id = response.lease_id
+        self._lease_id, self.controller_id = response.lease_id, response.controller_id or self.address
         interval = seconds_of(response.heartbeat_interval)
         self._beat_seconds = min(max(interval, 0.02), 5.0) if interval else DEFAULT_BEAT_SECONDS
-        self.is_registered = True
-        logger.info("registered at controller %s with lease %s", self.address, self._lease_id)
 
     def _take_keys(self, keys: dict[int, bytes]) -> None:
         try:
@@ -150,14 +195,18 @@ class ControllerLink:
         async for response in stub.Heartbeat(self._beats()):
             for command in response.commands:
                 self._obey(command)
+            if response.controllers:
+                self._heard(self, response.controllers)
 
     async def _beats(self) -> AsyncIterator[agent_registry_service_pb2.HeartbeatRequest]:
         while True:
+            self._hurry.clear()
             yield self._beat()
-            await asyncio.sleep(self._beat_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._beat_seconds):
+                    await self._hurry.wait()
 
     def _beat(self) -> agent_registry_service_pb2.HeartbeatRequest:
-        outcomes = [self.outcomes.popleft() for _ in range(min(len(self.outcomes), MAX_OUTCOMES_A_BEAT))]
         results = [self._results.popleft() for _ in range(len(self._results))]
         return agent_registry_service_pb2.HeartbeatRequest(
             lease_id=self._lease_id,
@@ -166,20 +215,33 @@ class ControllerLink:
             load=self._part.load(),
             command_results=results,
             agent_monotonic_ms=self._part.monotonic_ms(),
-            outcomes=outcomes,
+            outcomes=self._take_outcomes(),
         )
 
+    def _take_outcomes(self) -> list[agent_registry_service_pb2.RequestOutcome]:
+        return [self.outcomes.popleft() for _ in range(min(len(self.outcomes), MAX_OUTCOMES_A_BEAT))]
+
     def _obey(self, command: agent_registry_service_pb2.Command) -> None:
-        """Commands come at least once: one that was obeyed before is only answered again."""
-        result = self._answered.get(command.command_id)
-        if result is None:
-            result = self._carry_out(command)
-            self._answered[command.command_id] = result
+        """Commands come at least once: one that was obeyed before is only answered again, once its end is known."""
+        if command.command_id not in self._answered:
+            self._answered[command.command_id] = self._carry_out(command)
             if len(self._answered) > _COMMANDS_REMEMBERED:
                 self._answered.popitem(last=False)
+        result = self._answered[command.command_id]
+        if result is not None:
+            self._results.append(result)
+
+    def _hint_ended(self, command_id: str, end: HintEnd) -> None:
+        result = agent_registry_service_pb2.CommandResult(
+            command_id=command_id, message=end.message, hint_outcome=end.outcome
+        )
+        self._answered[command_id] = result
         self._results.append(result)
 
-    def _carry_out(self, command: agent_registry_service_pb2.Command) -> agent_registry_service_pb2.CommandResult:
+    def _carry_out(
+        self, command: agent_registry_service_pb2.Command
+    ) -> agent_registry_service_pb2.CommandResult | None:
+        """The result; None where it is not known yet."""
         result = agent_registry_service_pb2.CommandResult(command_id=command.command_id)
         match command.WhichOneof("action"):
             case "drain":
@@ -194,9 +256,11 @@ class ControllerLink:
                 except DragomanError as error:
                     result.code, result.message = _INVALID_ARGUMENT, error.message
             case "prefetch_prefix":
-                result.hint_outcome = agent_registry_service_pb2.HINT_OUTCOME_REFUSED
-                result.message = "this agent keeps KV blocks on its device only; there is nothing to fetch them from"
-                self._part.count_hint("refused")
+                self._part.prefetch(command.prefetch_prefix, partial(self._hint_ended, command.command_id))
+                return None
+            case "undrain":
+                if problem := self._part.undrain():
+                    result.code, result.message = _FAILED_PRECONDITION, problem
             case _:
                 result.code, result.message = _UNIMPLEMENTED, "this agent does not know the command; update it"
         return result
@@ -220,28 +284,6 @@ class ControllerLink:
         async for response in call:
             if response.snapshot_wanted:
                 self._kv_feed.want_snapshot()
-
-
-class Membership:
-    """The links to all controllers of the cell."""
-
-    def __init__(self, addresses: tuple[str, ...], part: AgentPart) -> None:
-        self._links = [ControllerLink(address, part) for address in addresses]
-
-    def start(self) -> None:
-        """Dial all."""
-        for link in self._links:
-            link.start()
-
-    def report(self, outcome: agent_registry_service_pb2.RequestOutcome) -> None:
-        """Tell every controller; the one that minted the ticket knows it."""
-        for link in self._links:
-            link.outcomes.append(outcome)
-
-    async def close(self) -> None:
-        """Leave all."""
-        awaitables: list[Awaitable[None]] = [link.close() for link in self._links]
-        await asyncio.gather(*awaitables)
 
 
 def _stub(channel: grpc.aio.Channel) -> Any:

@@ -38,10 +38,11 @@ from dragoman.v1.agent_registry_service_pb2 import (
     RevokeRequest,
     RotateKeys,
     TicketKey,
+    Undrain,
 )
 from dragoman.v1.generation_service_pb2 import GenerateRequest, GenerateResponse, StopCriteria
 from dragoman_agent.kv_journal import KvFeed, KvJournal
-from dragoman_agent.registration import AgentPart, ControllerLink
+from dragoman_agent.registration import AgentPart, ControllerLink, HintEnd
 
 StartAgent = Callable[..., Any]
 PREFIX = "cache me " * 40
@@ -285,6 +286,10 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
+    def prefetch(self, wanted: PrefetchPrefix, ended: Callable[[HintEnd], None]) -> None:
+        self.calls.append(("hint", list(wanted.block_hashes)))
+        self.end_hint = ended
+
     def part(self) -> AgentPart:
         def record(name: str, answer: Any = None) -> Callable[..., Any]:
             return lambda *values: self.calls.append((name, *values)) or answer
@@ -297,8 +302,9 @@ class Recorder:
             load=agent_pb2.AgentLoad,
             set_keys=record("keys"),
             drain=record("drain"),
+            undrain=record("undrain", ""),
             revoke=record("revoke", True),
-            count_hint=record("hint"),
+            prefetch=self.prefetch,
             journal=KvJournal(),
         )
 
@@ -314,15 +320,22 @@ def test_commands_are_obeyed_once_and_answered_each_time() -> None:
         Command(command_id="3", rotate_keys=RotateKeys(keys=[TicketKey(key_id=4, key=b"k" * 32)])),
         Command(command_id="4", prefetch_prefix=PrefetchPrefix(model="null", block_hashes=[1])),
         Command(command_id="5"),
+        Command(command_id="6", undrain=Undrain()),
     ]
     for command in [*commands, *commands]:
         link._obey(command)
-    assert recorder.calls == [("drain", 1.5), ("revoke", b"j"), ("keys", "here", {4: b"k" * 32}), ("hint", "refused")]
-    beat = link._beat()
-    assert [(result.command_id, result.code) for result in beat.command_results] == [
-        ("1", 0), ("2", 0), ("3", 0), ("4", 0), ("5", 12), ("1", 0), ("2", 0), ("3", 0), ("4", 0), ("5", 12),
+    assert recorder.calls == [
+        ("drain", 1.5), ("revoke", b"j"), ("keys", "here", {4: b"k" * 32}), ("hint", [1]), ("undrain",),
     ]  # fmt: skip
-    assert beat.command_results[3].hint_outcome == HINT_OUTCOME_REFUSED
+    beat = link._beat()
+    answers = [("1", 0), ("2", 0), ("3", 0), ("5", 12), ("6", 0)]
+    assert [(result.command_id, result.code) for result in beat.command_results] == [*answers, *answers]
+    recorder.end_hint(HintEnd(HINT_OUTCOME_REFUSED, "why"))
+    link._obey(commands[3])
+    results = link._beat().command_results
+    assert [(one.command_id, one.hint_outcome, one.message) for one in results] == [
+        ("4", HINT_OUTCOME_REFUSED, "why")
+    ] * 2
     assert (beat.epoch, beat.agent_monotonic_ms, beat.state) == (5, 77, agent_pb2.AGENT_STATE_SERVING)
     assert not link._beat().command_results
 

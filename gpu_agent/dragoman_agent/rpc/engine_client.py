@@ -178,8 +178,13 @@ class EngineClient:
             live.cancelled = True
             self._send(Cancel(request_id))
 
-    def let_go_when_wedged(self) -> int:
-        """After 6 s without a step, tell every caller to resume elsewhere; the number told.
+    @property
+    def was_lost(self) -> bool:
+        """Whether the engine is gone without having been stopped."""
+        return self._dead and not self._stopping
+
+    def let_go_when_wedged(self, report: Callable[[str], None] | None = None) -> int:
+        """After 6 s without a step, tell every caller to resume elsewhere; the number told. `report` hears each id first.
 
         The requests stay live, cancelled, until the engine wakes and frees them, or dies.
         """
@@ -190,6 +195,8 @@ class EngineClient:
         for request_id, entry in list(self.live.items()):
             if entry.sink is not _NOWHERE:
                 sink = entry.sink
+                if report is not None:
+                    report(request_id)
                 self.cancel(request_id, detach=True)
                 sink.deliver(Failed(request_id, int(error_pb2.ERROR_REASON_AGENT_LOST), message))
                 told += 1

@@ -172,6 +172,11 @@ class Gate:
             self._engine.cancel(request_id)
         return bool(running)
 
+    def tell_lost(self, request_id: str) -> None:
+        """The engine hangs on this request, and its caller goes elsewhere: the controllers hear of it before him."""
+        if jti := self._jti_of.get(request_id, b""):
+            self.on_outcome(agent_registry_service_pb2.RequestOutcome(jti=jti, incomplete=True, engine_lost=True))
+
     def waiting_by_class(self) -> tuple[int, int, int]:
         """Live requests without a token so far, by class."""
         counts = [0, 0, 0]
@@ -194,7 +199,11 @@ class Gate:
         self._running_jti[jti] -= 1
         if not self._running_jti[jti]:
             del self._running_jti[jti]
-            self.on_outcome(_outcome(jti, event))
+            outcome = _outcome(jti, event)
+            outcome.engine_lost = isinstance(event, Failed) and (
+                self._engine.was_lost or event.reason == error_pb2.ERROR_REASON_DEVICE_FAULT
+            )
+            self.on_outcome(outcome)
 
 
 def _ignore(outcome: agent_registry_service_pb2.RequestOutcome) -> None:
