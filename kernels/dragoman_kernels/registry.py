@@ -56,9 +56,11 @@ class Registry:
 def default_registry() -> Registry:
     """A registry of every kernel of this package."""
     from dragoman_kernels.cpu.register import register_cpu
+    from dragoman_kernels.probe.contracts import register_probe
     from dragoman_kernels.triton.contracts import register_triton
 
     registry = Registry()
     register_cpu(registry)
     register_triton(registry)
+    register_probe(registry)
     return registry
