@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +13,18 @@ from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.forced import describe, find_profile, take_forced
 from dragoman_agent.pal.found import FoundDevice
+from dragoman_agent.pal.needs import needs_of
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for, profile_input
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
-from dragoman_agent.pal.select import Needs, choose_device
+from dragoman_agent.pal.select import choose_device
 from dragoman_agent.pal.view import HardwareView
 
 if TYPE_CHECKING:
     from dragoman_agent.model.source import ModelSource
+
+logger = logging.getLogger(__name__)
 
 MakePlan = Callable[[Profile], tuple[Plan, list[Decision]]]
 
@@ -57,9 +61,10 @@ def start_on_device(
 
     named = find_profile(profile) if profile else None  # before anything that takes long
     inventory = take_inventory()
-    needs = Needs(model.name, model.total_bytes, model.config.kv_bytes_per_token * 256)
-    selection = choose_device(inventory, requested, needs)
+    selection = choose_device(inventory, requested, needs_of(model))
     chosen = selection.chosen
+    for note in chosen.device.notes:
+        logger.warning("%s: %s", chosen.device.facts.name, note)
     log = DecisionLog()
     log.record(Decision("device", chosen.device.facts.name, chosen.reason))
     if named is None:
