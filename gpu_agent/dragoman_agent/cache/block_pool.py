@@ -7,6 +7,7 @@ sequences and only ever grow until they are freed whole.
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +15,7 @@ from dragoman_agent.cache.hashing import PageHash
 
 
 class BlockPool:
-    """Blocks 1 .. num_blocks - 1, each in exactly one state: referenced, cached and idle, or free.
+    """Blocks 1 .. num_blocks - 1, each in exactly one state: referenced, cached and idle, free, or withheld.
 
     An idle cached block is evicted, least recently used and leaves first, when a new block is needed; so a cached block's
     parent is cached too, always.
@@ -37,11 +38,23 @@ class BlockPool:
         self._idle_leaves: list[tuple[int, int]] = []  # heap of (last used, block); stale entries are skipped
         self._stored: list[bytes] = []
         self._removed: list[bytes] = []
+        self._withheld: list[int] = []
+        self.eviction_seconds = 0.0  # spent on evictions that an allocation waited for
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now: free, or cached and idle."""
         return len(self._free) + self._num_idle
+
+    @property
+    def num_unused(self) -> int:
+        """Blocks neither referenced, cached nor withheld."""
+        return len(self._free)
+
+    @property
+    def num_withheld(self) -> int:
+        """Blocks that are set aside, see `withhold`."""
+        return len(self._withheld)
 
     @property
     def num_cached(self) -> int:
@@ -57,11 +70,28 @@ class BlockPool:
         if not self.can_allocate(num_blocks):
             return None
         if num_blocks > len(self._free):
+            begun = time.perf_counter()
             self.evict(num_blocks - len(self._free))
+            self.eviction_seconds += time.perf_counter() - begun
         blocks = [self._free.popleft() for _ in range(num_blocks)]
         for block in blocks:
             self._num_references[block] = 1
         return blocks
+
+    def withhold(self, num_blocks: int) -> int:
+        """Set `num_blocks` aside so that nobody gets them, or give back what is over; how many are set aside now.
+
+        Those that were never used go first: on a device that commits memory when it is touched, they take none. Idle
+        cached blocks are evicted for it; what is referenced stays, so call again when it is fewer than asked for.
+        """
+        while len(self._withheld) > num_blocks:
+            self._free.append(self._withheld.pop())
+        missing = num_blocks - len(self._withheld)
+        if missing > len(self._free):
+            self.evict(missing - len(self._free))
+        for _ in range(min(missing, len(self._free))):
+            self._withheld.append(self._free.popleft())
+        return len(self._withheld)
 
     def append(self, table: list[int]) -> int | None:
         """Add one new block to the end of `table`; None, changing nothing, when there is none."""

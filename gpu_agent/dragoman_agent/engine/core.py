@@ -37,6 +37,7 @@ from dragoman_agent.engine.messages import (
     Start,
     StartEmbed,
     Step,
+    Tune,
 )
 from dragoman_agent.engine.output import Piece
 from dragoman_agent.engine.prompt_scores import PromptScores
@@ -45,7 +46,7 @@ from dragoman_agent.engine.scheduler import Scheduler
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
 
-Command = Start | StartEmbed | Cancel | Credit
+Command = Start | StartEmbed | Cancel | Credit | Tune
 Clock = Callable[[], float]
 
 
@@ -102,6 +103,9 @@ class EngineCore:
         """Take one command. A bad one is answered by a Failed event, never by an exception."""
         if isinstance(command, Start | StartEmbed):
             self._start(command)
+            return
+        if isinstance(command, Tune):
+            self.scheduler.tune(command)
             return
         request = self.requests.get(command.request_id)
         if request is None:
@@ -272,6 +276,7 @@ class EngineCore:
         self._host_seconds += time.perf_counter() - begun
         handle = self._device.submit(built.batch)
         self._in_flight.append(_InFlight(built, handle, plan.num_prefill_tokens, len(plan.decodes)))
+        self.scheduler.release_ahead()
         return True
 
     def emit(self) -> Step | None:
@@ -493,4 +498,7 @@ class EngineCore:
             step_count=self._step_count,
             prefill_tokens=num_prefill,
             decode_tokens=num_decode,
+            unused_blocks=scheduler.pool.num_unused,
+            eviction_seconds=scheduler.pool.eviction_seconds,
+            max_step_tokens=scheduler.max_step_tokens,
         )

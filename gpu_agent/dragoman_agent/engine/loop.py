@@ -19,6 +19,7 @@ from dragoman_agent.engine.messages import (
     Shutdown,
     Start,
     StartEmbed,
+    Tune,
     encode,
 )
 
@@ -74,7 +75,7 @@ def run(connection: Connection, core: EngineCore) -> bool:
     timeout = 0.0
     while connection.is_open:
         for message in connection.receive(timeout):
-            if isinstance(message, Start | StartEmbed | Cancel | Credit):
+            if isinstance(message, Start | StartEmbed | Cancel | Credit | Tune):
                 core.receive(message)
             elif isinstance(message, Shutdown):
                 connection.send(core.fail_all(error_pb2.ERROR_REASON_AGENT_LOST, STOPPED_MESSAGE))

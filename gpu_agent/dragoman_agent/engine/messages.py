@@ -112,6 +112,16 @@ class Credit:
 
 
 @dataclass(slots=True)
+class Tune:
+    """What may change while the engine runs; each value is bounded by what the plan at start took memory for."""
+
+    max_step_tokens: int  # tokens a step may compute
+    max_num_seqs: int  # sequences that run at once
+    num_usable_blocks: int  # KV blocks that may be in use, the null block not counted
+    num_ready_blocks: int = 0  # blocks kept free ahead of need: cached ones are released behind the device's work
+
+
+@dataclass(slots=True)
 class Shutdown:
     """Stop now: each live request gets a Failed event, then the process ends."""
 
@@ -229,6 +239,9 @@ class Load:
     step_count: int  # since start
     prefill_tokens: int = 0  # computed in this step
     decode_tokens: int = 0  # computed in this step
+    unused_blocks: int = 0  # neither referenced nor cached
+    eviction_seconds: float = 0.0  # spent since start on evicting cached blocks because one was needed at once
+    max_step_tokens: int = 0  # in force, see Tune
 
 
 @dataclass(slots=True)
@@ -244,13 +257,13 @@ class Step:
     removed_hashes: list[bytes] = field(default_factory=list)
 
 
-ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Shutdown
+ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Tune | Shutdown
 FromEngine: TypeAlias = Progress | Ready | Fatal | Step
 Message: TypeAlias = ToEngine | FromEngine | Opened | Delta | Finished | Failed | Embedded
 
 _TYPES: tuple[type[Any], ...] = (
     Start, StartEmbed, Cancel, Credit, Shutdown, Progress, Ready, Fatal, Step, Delta, Finished, Failed, Embedded,
-    Sampling, Stop, Load, LogprobEntry, GrammarSpec, Opened,
+    Sampling, Stop, Load, LogprobEntry, GrammarSpec, Opened, Tune,
 )  # fmt: skip
 _CODES = {cls: code for code, cls in enumerate(_TYPES)}
 _FIELDS = {cls: attrgetter(*(f.name for f in dataclasses.fields(cls))) for cls in _TYPES if dataclasses.fields(cls)}

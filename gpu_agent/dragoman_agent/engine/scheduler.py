@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dragoman_agent.cache.block_pool import BlockPool
+from dragoman_agent.engine.messages import Tune
 from dragoman_agent.engine.queue import WaitingQueue
 from dragoman_agent.engine.request import Request, Sequence, Status
 from dragoman_agent.pal.plan import Plan
 
 PARK_SECONDS = 10.0  # without credit: blocks go back to the cache
 CREDIT_TIMEOUT_SECONDS = 60.0  # without credit: the request fails
+RELEASED_AT_ONCE = 16  # blocks: about 50 us of host work behind a step
 
 
 @dataclass(slots=True)
@@ -65,6 +67,10 @@ class Scheduler:
         self.running_context_tokens = 0  # at the last decision
         self._prefilling_tokens = 0
         self._without_room: Sequence | None = None  # next in line, for whom the last step had no room
+        self.max_step_tokens = plan.max_batch_tokens
+        self._num_spare_rows = 0  # rows that stay empty, see `tune`
+        self._num_withheld = 0
+        self._num_ready = 0
 
     @property
     def pending_prefill_tokens(self) -> int:
@@ -136,12 +142,32 @@ class Scheduler:
                 self._park(sequence)
         return list(overdue.values())
 
+    def tune(self, wanted: Tune) -> None:
+        """Take new limits, each within what the plan took memory for. What runs goes on; blocks follow as they get free."""
+        plan = self.plan
+        self.max_step_tokens = min(max(wanted.max_step_tokens, 1), plan.max_batch_tokens)
+        self._num_spare_rows = max(plan.max_num_seqs - max(wanted.max_num_seqs, 1), 0)
+        # A sequence that was accepted must be able to reach its full length, else it would wait for ever.
+        fewest = min(-(-self.capacity_tokens // self.page_size), self.pool.num_blocks - 1)
+        usable = min(max(wanted.num_usable_blocks, fewest), self.pool.num_blocks - 1)
+        self._num_withheld = self.pool.num_blocks - 1 - usable
+        self._num_ready = min(max(wanted.num_ready_blocks, 0), usable // 2)
+        self.pool.withhold(self._num_withheld)
+
+    def release_ahead(self) -> None:
+        """Release a few cached blocks when fewer are unused than wanted. Call it while the device works."""
+        missing = self._num_ready - self.pool.num_unused
+        if missing > 0:
+            self.pool.evict(min(missing, RELEASED_AT_ONCE))
+
     # The decision.
 
     def schedule(self, now: float) -> StepPlan:
         """The next step, which may go behind one that is under way. Blocks and rows it needs are taken; see `launched`."""
         plan = StepPlan()
-        budget = self.plan.max_batch_tokens
+        budget = self.max_step_tokens
+        if self.pool.num_withheld < self._num_withheld:
+            self.pool.withhold(self._num_withheld)
         self._make_room(plan, now)
         num_preempted = len(plan.preempted)
         decodes, prefilling, growing = self._ready(now)
@@ -232,9 +258,13 @@ class Scheduler:
         if not lower or room < -(-len(head.token_ids) // self.page_size) + self._num_spare(len(lower)):
             return
         lower.sort(key=_preemption_key)
-        while lower and not (self._free_rows and self._num_missing(head, self.lookup(head)) <= 0):
+        while lower and not (self._has_row and self._num_missing(head, self.lookup(head)) <= 0):
             self._preempt(lower.pop(), plan)
         self._requeue(plan.preempted, now)
+
+    @property
+    def _has_row(self) -> bool:
+        return len(self._free_rows) > self._num_spare_rows
 
     def _num_spare(self, num_leaving: int = 0) -> int:
         """One spare block a running sequence, else a newcomer would be preempted at once."""
@@ -256,8 +286,8 @@ class Scheduler:
                 # It cannot send a token: its wait for credit counts, and others go first.
                 self._set_aside(sequence, now)
                 continue
-            cached = self.lookup(sequence) if self._free_rows else []
-            if not self._free_rows or self._num_missing(sequence, cached) > 0:
+            cached = self.lookup(sequence) if self._has_row else []
+            if not self._has_row or self._num_missing(sequence, cached) > 0:
                 if self._park_one():
                     continue
                 self._without_room = sequence

@@ -245,3 +245,480 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+
+
+def test_withheld_blocks_are_the_never_used_ones_and_come_back() -> None:
+    pool = BlockPool(9)
+    table = pool.allocate(2)
+    assert table is not None
+    assert pool.withhold(4) == 4 and pool.num_free == 2
+    assert pool.allocate(3) is None
+    rest = pool.allocate(2)
+    assert rest is not None and not set(rest) & {3, 4, 5, 6}
+    pool.free(rest)
+    assert pool.withhold(0) == 0 and pool.num_free == 6
+    pool.free(table)
+    assert pool.num_free == pool.num_unused == 8
+
+
+def test_withholding_evicts_idle_blocks_and_leaves_those_in_use() -> None:
+    pool = BlockPool(9)
+    table = pool.allocate(8)
+    assert table is not None
+    assert pool.withhold(3) == 0, "all are referenced"
+    pool.free(table)
+    assert pool.withhold(3) == 3 and pool.num_withheld == 3 and pool.num_free == 5
+
+
+def test_only_evictions_that_an_allocation_waited_for_are_timed() -> None:
+    pool = BlockPool(5)
+    table = fill(pool, chain("a", "b", "c", "d"))
+    pool.free(table)
+    pool.evict(1)
+    assert pool.take_events() == ([], [b"ua/b"])
+    assert cached_units(pool) == [b"ua"]
+    pool.evict(1)
+    fill(pool, chain("a"))
+    assert pool.take_events() == ([], []), "went and came again within one step"
+
+
+def test_a_page_whose_parent_is_gone_is_not_cached() -> None:
+    pool = BlockPool(5)
+    pages = chain("a", "b")
+    table = fill(pool, pages[:1])
+    pool.uncache(table)
+    block = pool.append(table)
+    assert block is not None and not pool.cache_full_block(block, pages[1], pages[0])
+
+
+def tokens_of(path: list[int]) -> list[int]:
+    """One page of 64 equal tokens for each step of a path, so that a page is one unit."""
+    return [token for step in path for token in [step] * 64]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences come, grow, share, are cached and leave at random; the pool's books must balance after every act."""
+
+    NUM_BLOCKS = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(self.NUM_BLOCKS)
+        self.tables: list[tuple[list[int], list[int], PageHasher]] = []
+        self.known: set[bytes] = set()
+
+    @rule(path=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def start(self, path: list[int]) -> None:
+        hasher = PageHasher(b"root", 64)
+        pages = hasher.extend(tokens_of(path), len(path))
+        cached = self.pool.lookup_prefix(pages)
+        needed = len(path) - len(cached)
+        can = self.pool.can_allocate(needed + self.pool.num_idle_of(cached))
+        before = self.pool.num_free
+        self.pool.acquire(cached)
+        blocks = self.pool.allocate(needed)
+        assert (blocks is not None) == can
+        if blocks is None:
+            self.pool.free(cached)
+            assert self.pool.num_free == before
+            return
+        self.tables.append((path, cached + blocks, hasher))
+
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def cache(self, data: st.DataObject, count: int) -> None:
+        if self.tables:
+            _, table, hasher = data.draw(st.sampled_from(self.tables))
+            for i in range(min(count, len(table))):
+                self.pool.cache_full_block(table[i], hasher.pages[i], hasher.pages[i - 1] if i else None)
+
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def grow(self, data: st.DataObject, token: int) -> None:
+        if self.tables:
+            path, table, hasher = data.draw(st.sampled_from(self.tables))
+            before = list(table)
+            block = self.pool.append(table)
+            assert table[: len(before)] == before, "tables only grow"
+            if block is not None:
+                path.append(token)
+                hasher.extend(tokens_of(path), len(path))
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.tables:
+            entry = data.draw(st.sampled_from(self.tables))
+            self.tables = [t for t in self.tables if t is not entry]
+            self.pool.free(entry[1])
+
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        if self.tables:
+            _, table, hasher = data.draw(st.sampled_from(self.tables))
+            self.pool.uncache(table)
+            found = self.pool.lookup_prefix(hasher.pages)
+            assert not set(found) & set(table)
+
+    @rule(count=st.integers(1, 3))
+    def evict(self, count: int) -> None:
+        cached_before = self.pool.num_cached
+        free_before = self.pool.num_free
+        done = self.pool.evict(count)
+        assert self.pool.num_free == free_before, "evicting changes the state of blocks, not how many can be had"
+        assert cached_before - self.pool.num_cached >= done
+
+    @invariant()
+    def books_balance(self) -> None:
+        pool = self.pool
+        references = Counter(b for _, table, _ in self.tables for b in table)
+        for block in range(1, self.NUM_BLOCKS):
+            assert pool._num_references[block] == references[block]
+        assert 0 not in references
+        assert pool.num_free == self.NUM_BLOCKS - 1 - len(references), "no block is lost and none is had twice"
+
+    @invariant()
+    def parents_of_cached_pages_are_cached(self) -> None:
+        for digest in self.pool._block_of:
+            block = self.pool._block_of[digest]
+            parent = self.pool._parent_of[block]
+            assert parent == b"" or parent in self.pool._block_of
+
+    @invariant()
+    def events_add_up_to_what_is_held(self) -> None:
+        stored, removed = self.pool.take_events()
+        assert not self.known & set(stored)
+        assert set(removed) <= self.known
+        self.known = (self.known | set(stored)) - set(removed)
+        assert self.known == set(cached_units(self.pool))
+
+
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
+
+
+def test_withheld_blocks_are_the_never_used_ones_and_come_back() -> None:
+    pool = BlockPool(9)
+    table = pool.allocate(2)
+    assert table is not None
+    assert pool.withhold(4) == 4 and pool.num_free == 2
+    assert pool.allocate(3) is None
+    rest = pool.allocate(2)
+    assert rest is not None and not set(rest) & {3, 4, 5, 6}
+    pool.free(rest)
+    assert pool.withhold(0) == 0 and pool.num_free == 6
+    pool.free(table)
+    assert pool.num_free == pool.num_unused == 8
+
+
+def test_withholding_evicts_idle_blocks_and_leaves_those_in_use() -> None:
+    pool = BlockPool(9)
+    table = pool.allocate(8)
+    assert table is not None
+    assert pool.withhold(3) == 0, "all are referenced"
+    pool.free(table)
+    assert pool.withhold(3) == 3 and pool.num_withheld == 3 and pool.num_free == 5
+
+
+def test_only_evictions_that_an_allocation_waited_for_are_timed() -> None:
+    pool = BlockPool(5)
+    table = fill(pool, chain("a", "b", "c", "d"))
+    pool.free(table)
+    pool.evict(1)
+    assert pool.take_events() == ([], [b"ua/b"])
+    assert cached_units(pool) == [b"ua"]
+    pool.evict(1)
+    fill(pool, chain("a"))
+    assert pool.take_events() == ([], []), "went and came again within one step"
+
+
+def test_a_page_whose_parent_is_gone_is_not_cached() -> None:
+    pool = BlockPool(5)
+    pages = chain("a", "b")
+    table = fill(pool, pages[:1])
+    pool.uncache(table)
+    block = pool.append(table)
+    assert block is not None and not pool.cache_full_block(block, pages[1], pages[0])
+
+
+def tokens_of(path: list[int]) -> list[int]:
+    """One page of 64 equal tokens for each step of a path, so that a page is one unit."""
+    return [token for step in path for token in [step] * 64]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences come, grow, share, are cached and leave at random; the pool's books must balance after every act."""
+
+    NUM_BLOCKS = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(self.NUM_BLOCKS)
+        self.tables: list[tuple[list[int], list[int], PageHasher]] = []
+        self.known: set[bytes] = set()
+
+    @rule(path=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def start(self, path: list[int]) -> None:
+        hasher = PageHasher(b"root", 64)
+        pages = hasher.extend(tokens_of(path), len(path))
+        cached = self.pool.lookup_prefix(pages)
+        needed = len(path) - len(cached)
+        can = self.pool.can_allocate(needed + self.pool.num_idle_of(cached))
+        before = self.pool.num_free
+        self.pool.acquire(cached)
+        blocks = self.pool.allocate(needed)
+        assert (blocks is not None) == can
+        if blocks is None:
+            self.pool.free(cached)
+            assert self.pool.num_free == before
+            return
+        self.tables.append((path, cached + blocks, hasher))
+
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def cache(self, data: st.DataObject, count: int) -> None:
+        if self.tables:
+            _, table, hasher = data.draw(st.sampled_from(self.tables))
+            for i in range(min(count, len(table))):
+                self.pool.cache_full_block(table[i], hasher.pages[i], hasher.pages[i - 1] if i else None)
+
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def grow(self, data: st.DataObject, token: int) -> None:
+        if self.tables:
+            path, table, hasher = data.draw(st.sampled_from(self.tables))
+            before = list(table)
+            block = self.pool.append(table)
+            assert table[: len(before)] == before, "tables only grow"
+            if block is not None:
+                path.append(token)
+                hasher.extend(tokens_of(path), len(path))
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.tables:
+            entry = data.draw(st.sampled_from(self.tables))
+            self.tables = [t for t in self.tables if t is not entry]
+            self.pool.free(entry[1])
+
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        if self.tables:
+            _, table, hasher = data.draw(st.sampled_from(self.tables))
+            self.pool.uncache(table)
+            found = self.pool.lookup_prefix(hasher.pages)
+            assert not set(found) & set(table)
+
+    @rule(count=st.integers(1, 3))
+    def evict(self, count: int) -> None:
+        cached_before = self.pool.num_cached
+        free_before = self.pool.num_free
+        done = self.pool.evict(count)
+        assert self.pool.num_free == free_before, "evicting changes the state of blocks, not how many can be had"
+        assert cached_before - self.pool.num_cached >= done
+
+    @invariant()
+    def books_balance(self) -> None:
+        pool = self.pool
+        references = Counter(b for _, table, _ in self.tables for b in table)
+        for block in range(1, self.NUM_BLOCKS):
+            assert pool._num_references[block] == references[block]
+        assert 0 not in references
+        assert pool.num_free == self.NUM_BLOCKS - 1 - len(references), "no block is lost and none is had twice"
+
+    @invariant()
+    def parents_of_cached_pages_are_cached(self) -> None:
+        for digest in self.pool._block_of:
+            block = self.pool._block_of[digest]
+            parent = self.pool._parent_of[block]
+            assert parent == b"" or parent in self.pool._block_of
+
+    @invariant()
+    def events_add_up_to_what_is_held(self) -> None:
+        stored, removed = self.pool.take_events()
+        assert not self.known & set(stored)
+        assert set(removed) <= self.known
+        self.known = (self.known | set(stored)) - set(removed)
+        assert self.known == set(cached_units(self.pool))
+
+
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
+
+
+def test_withheld_blocks_are_the_never_used_ones_and_come_back() -> None:
+    pool = BlockPool(9)
+    table = pool.allocate(2)
+    assert table is not None
+    assert pool.withhold(4) == 4 and pool.num_free == 2
+    assert pool.allocate(3) is None
+    rest = pool.allocate(2)
+    assert rest is not None and not set(rest) & {3, 4, 5, 6}
+    pool.free(rest)
+    assert pool.withhold(0) == 0 and pool.num_free == 6
+    pool.free(table)
+    assert pool.num_free == pool.num_unused == 8
+
+
+def test_withholding_evicts_idle_blocks_and_leaves_those_in_use() -> None:
+    pool = BlockPool(9)
+    table = pool.allocate(8)
+    assert table is not None
+    assert pool.withhold(3) == 0, "all are referenced"
+    pool.free(table)
+    assert pool.withhold(3) == 3 and pool.num_withheld == 3 and pool.num_free == 5
+
+
+def test_only_evictions_that_an_allocation_waited_for_are_timed() -> None:
+    pool = BlockPool(5)
+    table = fill(pool, chain("a", "b", "c", "d"))
+    pool.free(table)
+    pool.evict(1)
+    assert pool.take_events() == ([], [b"ua/b"])
+    assert cached_units(pool) == [b"ua"]
+    pool.evict(1)
+    fill(pool, chain("a"))
+    assert pool.take_events() == ([], []), "went and came again within one step"
+
+
+def test_a_page_whose_parent_is_gone_is_not_cached() -> None:
+    pool = BlockPool(5)
+    pages = chain("a", "b")
+    table = fill(pool, pages[:1])
+    pool.uncache(table)
+    block = pool.append(table)
+    assert block is not None and not pool.cache_full_block(block, pages[1], pages[0])
+
+
+def tokens_of(path: list[int]) -> list[int]:
+    """One page of 64 equal tokens for each step of a path, so that a page is one unit."""
+    return [token for step in path for token in [step] * 64]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences come, grow, share, are cached and leave at random; the pool's books must balance after every act."""
+
+    NUM_BLOCKS = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(self.NUM_BLOCKS)
+        self.tables: list[tuple[list[int], list[int], PageHasher]] = []
+        self.known: set[bytes] = set()
+
+    @rule(path=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def start(self, path: list[int]) -> None:
+        hasher = PageHasher(b"root", 64)
+        pages = hasher.extend(tokens_of(path), len(path))
+        cached = self.pool.lookup_prefix(pages)
+        needed = len(path) - len(cached)
+        can = self.pool.can_allocate(needed + self.pool.num_idle_of(cached))
+        before = self.pool.num_free
+        self.pool.acquire(cached)
+        blocks = self.pool.allocate(needed)
+        assert (blocks is not None) == can
+        if blocks is None:
+            self.pool.free(cached)
+            assert self.pool.num_free == before
+            return
+        self.tables.append((path, cached + blocks, hasher))
+
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def cache(self, data: st.DataObject, count: int) -> None:
+        if self.tables:
+            _, table, hasher = data.draw(st.sampled_from(self.tables))
+            for i in range(min(count, len(table))):
+                self.pool.cache_full_block(table[i], hasher.pages[i], hasher.pages[i - 1] if i else None)
+
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def grow(self, data: st.DataObject, token: int) -> None:
+        if self.tables:
+            path, table, hasher = data.draw(st.sampled_from(self.tables))
+            before = list(table)
+            block = self.pool.append(table)
+            assert table[: len(before)] == before, "tables only grow"
+            if block is not None:
+                path.append(token)
+                hasher.extend(tokens_of(path), len(path))
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.tables:
+            entry = data.draw(st.sampled_from(self.tables))
+            self.tables = [t for t in self.tables if t is not entry]
+            self.pool.free(entry[1])
+
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        if self.tables:
+            _, table, hasher = data.draw(st.sampled_from(self.tables))
+            self.pool.uncache(table)
+            found = self.pool.lookup_prefix(hasher.pages)
+            assert not set(found) & set(table)
+
+    @rule(count=st.integers(1, 3))
+    def evict(self, count: int) -> None:
+        cached_before = self.pool.num_cached
+        free_before = self.pool.num_free
+        done = self.pool.evict(count)
+        assert self.pool.num_free == free_before, "evicting changes the state of blocks, not how many can be had"
+        assert cached_before - self.pool.num_cached >= done
+
+    @invariant()
+    def books_balance(self) -> None:
+        pool = self.pool
+        references = Counter(b for _, table, _ in self.tables for b in table)
+        for block in range(1, self.NUM_BLOCKS):
+            assert pool._num_references[block] == references[block]
+        assert 0 not in references
+        assert pool.num_free == self.NUM_BLOCKS - 1 - len(references), "no block is lost and none is had twice"
+
+    @invariant()
+    def parents_of_cached_pages_are_cached(self) -> None:
+        for digest in self.pool._block_of:
+            block = self.pool._block_of[digest]
+            parent = self.pool._parent_of[block]
+            assert parent == b"" or parent in self.pool._block_of
+
+    @invariant()
+    def events_add_up_to_what_is_held(self) -> None:
+        stored, removed = self.pool.take_events()
+        assert not self.known & set(stored)
+        assert set(removed) <= self.known
+        self.known = (self.known | set(stored)) - set(removed)
+        assert self.known == set(cached_units(self.pool))
+
+
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
+
+
+def test_withheld_blocks_are_the_never_used_ones_and_come_back() -> None:
+    pool = BlockPool(9)
+    table = pool.allocate(2)
+    assert table is not None
+    assert pool.withhold(4) == 4 and pool.num_free == 2
+    assert pool.allocate(3) is None
+    rest = pool.allocate(2)
+    assert rest is not None and not set(rest) & {3, 4, 5, 6}
+    pool.free(rest)
+    assert pool.withhold(0) == 0 and pool.num_free == 6
+    pool.free(table)
+    assert pool.num_free == pool.num_unused == 8
+
+
+def test_withholding_evicts_idle_blocks_and_leaves_those_in_use() -> None:
+    pool = BlockPool(9)
+    table = pool.allocate(8)
+    assert table is not None
+    assert pool.withhold(3) == 0, "all are referenced"
+    pool.free(table)
+    assert pool.withhold(3) == 3 and pool.num_withheld == 3 and pool.num_free == 5
+
+
+def test_only_evictions_that_an_allocation_waited_for_are_timed() -> None:
+    pool = BlockPool(5)
+    table = pool.allocate(4)
+    assert table is not None
+    hasher = PageHasher(ROOT, PAGE)
+    for block, page in zip(table, hasher.extend(list(range(4 * PAGE)), 4), strict=True):
+        assert pool.cache_full_block(block, page, None) or True
+    pool.free(table)
+    pool.evict(1)
+    assert pool.eviction_seconds == 0.0
+    assert pool.allocate(4) is not None and pool.eviction_seconds > 0.0

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dragoman_agent.device.null_model import NullModel, default_null_plan
-from dragoman_agent.engine.messages import Sampling, Start, Stop
+from dragoman_agent.engine.messages import Sampling, Start, Stop, Tune
 from dragoman_agent.engine.request import Request, Status, new_request
 from dragoman_agent.engine.scheduler import Scheduler, StepPlan
 
@@ -67,7 +67,7 @@ def test_more_decodes_than_budget_take_turns() -> None:
     scheduler = make(max_batch_tokens=16, max_num_seqs=8)
     requests = [add(scheduler, f"{i}", 1) for i in range(8)]
     compute(scheduler, scheduler.schedule(0.0))
-    scheduler.plan = make(max_batch_tokens=3).plan
+    scheduler.tune(Tune(3, 8, 63))
     for _ in range(80):
         compute(scheduler, scheduler.schedule(0.0))
     progress = [len(r.sequences[0].token_ids) for r in requests]
