@@ -9,55 +9,13 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from dragoman_cli.main import main
+from tests.cli.command import Dragoman, assert_error
 
 COMMAND = [sys.executable, "-P", "-m", "dragoman_cli.main"]
-
-
-@dataclass
-class Done:
-    """What a command left."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Dragoman = Callable[..., Done]
-
-
-@pytest.fixture
-def dragoman(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dragoman:
-    """Runs the command in this process, with only the DRAGOMAN_ variables that are given."""
-    for name in [name for name in os.environ if name.startswith("DRAGOMAN_")]:
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str, environ: dict[str, str] | None = None) -> Done:
-        with monkeypatch.context() as patch:
-            patch.setenv("DRAGOMAN_DEBUG", "")  # so that what -v sets is undone
-            for name, value in (environ or {}).items():
-                patch.setenv(name, value)
-            with pytest.raises(SystemExit) as exit_:
-                main(list(arguments))
-        captured = capsys.readouterr()
-        code = exit_.value.code
-        return Done(code if isinstance(code, int) else int(code is not None), captured.out, captured.err)
-
-    return run
-
-
-def assert_error(done: Done, *parts: str, code: int = 1) -> None:
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    for part in parts:
-        assert part in done.stderr
 
 
 def test_help_is_quick_and_lists_every_verb() -> None:
@@ -68,7 +26,7 @@ def test_help_is_quick_and_lists_every_verb() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert done.returncode == 0
-    for verb in ("up", "chat", "ps", "probe", "doctor", "models", "bench", "config", "version"):
+    for verb in ("up", "chat", "ps", "probe", "plan", "explain", "doctor", "models", "bench", "config", "version"):
         assert f"\n  {verb} " in done.stdout
     assert min(spent) < 0.3, f"--help took {min(spent):.2f} s of CPU"
 
@@ -93,7 +51,9 @@ def test_b01_a_terminal_that_lacks_a_character_is_no_error() -> None:
     assert "mod?le-?" in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["up", "chat", "ps", "probe", "doctor", "models", "bench", "config", "version"])
+@pytest.mark.parametrize(
+    "verb", ["up", "chat", "ps", "probe", "plan", "explain", "doctor", "models", "bench", "config", "version"]
+)
 def test_every_verb_has_help(dragoman: Dragoman, verb: str) -> None:
     done = dragoman(verb, "--help")
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ SETTINGS_TYPES = {
     "up": ("dragoman_cli.up_settings", "UpSettings"),
 }
 # Read elsewhere than in the settings.
-_OTHER_VARIABLES = ("CONFIG", "DEBUG", "CONTROLLER", "CACHE_DIR", "REQUIRE", "FAULTS")
+_OTHER_VARIABLES = ("CONFIG", "DEBUG", "CONTROLLER", "AGENT", "CACHE_DIR", "REQUIRE", "FAULTS")
 _EXIT_USAGE = 2
 
 

@@ -30,6 +30,9 @@ class Summary:
     device_kind: str
     device_reason: str
     rejected_devices: tuple[str, ...]
+    profile: str
+    profile_reason: str
+    switches_off: str
     max_context_tokens: int
     num_kv_tokens: int
     max_num_seqs: int
@@ -111,6 +114,8 @@ async def read_facts(agent: str) -> dict[str, Any]:
     for entry in planned.plan.fields:
         kind = entry.WhichOneof("value")
         plan[entry.name] = getattr(entry, kind) if kind else None
+    decided = {choice.subject: choice for choice in planned.decisions}
+    profile = decided.get("profile")
     chosen = [candidate for candidate in hardware.candidates if candidate.chosen]
     return {
         "model": planned.plan.model,
@@ -122,9 +127,12 @@ async def read_facts(agent: str) -> dict[str, Any]:
             for candidate in hardware.candidates
             if not candidate.chosen
         ),
+        "profile": profile.chosen if profile else "",
+        "profile_reason": profile.reason if profile else "",
+        "switches_off": decided["switches"].chosen if "switches" in decided else "",
         "road": plan.get("road") or "",
         # How it computes may be a slow last resort; the reason says so.
-        "road_reason": next((choice.reason for choice in planned.decisions if choice.subject == "road"), ""),
+        "road_reason": decided["road"].reason if "road" in decided else "",
         "kv_dtype": plan.get("kv_dtype") or "",
         "max_context_tokens": int(plan.get("max_context_tokens") or 0),
         # Block 0 is never handed out.

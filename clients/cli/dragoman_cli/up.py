@@ -178,6 +178,10 @@ class Up:
         self._say(f"device   {facts['device']} ({facts['device_kind']}): {facts['device_reason']}")
         for rejected in facts["rejected_devices"]:
             self._say(f"         not {rejected}")
+        if facts["profile"]:
+            self._say(f"profile  {facts['profile']}: {facts['profile_reason']}")
+        if facts["switches_off"]:
+            self._say(f"         switched off: {facts['switches_off']}")
         self._say(
             f"plan     {facts['road']}, KV in {facts['kv_dtype']}, context {facts['max_context_tokens']:,} tokens, "
             f"KV for {facts['num_kv_tokens']:,} tokens, {facts['max_num_seqs']} sequences at once"
@@ -255,6 +259,7 @@ def _box_rows(summary: Summary) -> list[tuple[str, str]]:
             f"{summary.road}, KV {summary.kv_dtype}" + (f": {reason}" if (reason := summary.road_reason) else ""),
         ),
         ("device", f"{summary.device}: {summary.device_reason}"),
+        *_planning_rows(summary),
         ("context", f"{summary.max_context_tokens:,} tokens"),
         ("KV cache", f"{summary.num_kv_tokens:,} tokens, up to {summary.max_num_seqs} sequences at once"),
         ("defaults", summary.sampling_defaults),
@@ -264,3 +269,13 @@ def _box_rows(summary: Summary) -> list[tuple[str, str]]:
         ("first token", f"{summary.first_token!r} through the gateway"),
         ("ready in", f"{summary.elapsed_seconds:.1f} s"),
     ]
+
+
+def _planning_rows(summary: Summary) -> list[tuple[str, str]]:
+    """What makes this plan another than the measured device's own."""
+    rows = []
+    if summary.profile_reason.startswith("asked for"):
+        rows.append(("profile", f"{summary.profile}: {summary.profile_reason}"))
+    if summary.switches_off:
+        rows.append(("switched off", summary.switches_off))
+    return rows
