@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
@@ -31,7 +32,7 @@ from dragoman_agent.device import (
 from dragoman_agent.device.cuda_probe_bench import Bench, StepError
 from dragoman_agent.device.partition import PartitionError, limits_from_environ
 from dragoman_agent.pal.probe_steps import FULL_STEPS, QUICK_STEPS
-from dragoman_kernels.probe.build import KernelCompileError
+from dragoman_agent.pal.profile import Value
 from dragoman_kernels.probe.driver import DriverError
 
 STEPS = {
@@ -71,16 +72,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in STEPS]
     if unknown:
         parser.error(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
-    answers = _own_stdout()
+    with _own_stdout() as answers:
+        return _measure(arguments, names, answers)
+
+
+def _measure(arguments: argparse.Namespace, names: Sequence[str], answers: TextIO) -> int:
     try:
-        bench = Bench(arguments.index, full=arguments.full, limits=limits_from_environ(), cache_dir=arguments.cache)
-    except (PartitionError, DriverError, KernelCompileError, RuntimeError) as error:
+        limits = limits_from_environ()
+        bench = Bench(arguments.index, full=arguments.full, limits=limits, cache_dir=arguments.cache)
+    except (PartitionError, RuntimeError) as error:  # no driver library is a RuntimeError too
         _say(f"GPU {arguments.index} could not be opened: {_first_line(error)}")
         return 1
     with bench:
         bench.warm_up(_WARM_UP_SECONDS)
-        if bench.limits.is_set:
-            _answer(answers, {"step": "partition", "seconds": 0.0, "values": _partition(bench)})
+        if limits.is_set:
+            _answer(answers, "partition", 0.0, values=_partition(bench))
         for name in names:
             if not _run(bench, name, answers):
                 os._exit(3)  # the context is broken: nothing after it could be trusted, not even its destruction
@@ -95,42 +101,54 @@ def _run(bench: Bench, name: str, answers: TextIO) -> bool:
     start = time.perf_counter()
     try:
         values = bench.clocks.noted(STEPS[name](bench))
-        body = {"values": {key: asdict(value) for key, value in values.items()}}
-    except (StepError, DriverError, KernelCompileError, ValueError, RuntimeError) as error:
-        body = {"error": _first_line(error)}
-    _answer(answers, {"step": name, "seconds": round(time.perf_counter() - start, 3), **body})
-    if "error" in body:
-        try:
-            bench.session.synchronize()
-        except DriverError as error:
-            _say(f"the device answers {error} after step {name}")
-            return False
+    except (StepError, ValueError, RuntimeError) as error:  # driver and compiler errors are RuntimeErrors
+        _answer(answers, name, time.perf_counter() - start, error=_first_line(error))
+        return _still_works(bench, name)
+    _answer(answers, name, time.perf_counter() - start, values=values)
     return True
 
 
-def _partition(bench: Bench) -> dict[str, object]:
-    values: dict[str, object] = {}
+def _still_works(bench: Bench, name: str) -> bool:
+    try:
+        bench.session.synchronize()
+    except DriverError as error:
+        _say(f"the device answers {error} after step {name}")
+        return False
+    return True
+
+
+def _partition(bench: Bench) -> dict[str, Value]:
+    values = {}
     if bench.limits.num_multiprocessors is not None:
-        values["partition.multiprocessors"] = {
-            "value": bench.session.num_multiprocessors, "unit": "", "provenance": "reported", "spread": None,
-            "note": f"a green context; {bench.limits.num_multiprocessors} asked for", "labels": [],
-        }  # fmt: skip
+        note = f"a green context; {bench.limits.num_multiprocessors} asked for"
+        values["partition.multiprocessors"] = Value(bench.session.num_multiprocessors, "", "reported", note=note)
     if bench.limits.memory_bytes is not None:
-        values["partition.memory"] = {
-            "value": bench.limits.memory_bytes, "unit": "bytes", "provenance": "reported", "spread": None,
-            "note": "asked for", "labels": [],
-        }  # fmt: skip
+        values["partition.memory"] = Value(bench.limits.memory_bytes, "bytes", "reported", note="asked for")
     return values
 
 
-def _own_stdout() -> TextIO:
-    """The real stdout for answers alone; what libraries print goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+@contextmanager
+def _own_stdout() -> Iterator[TextIO]:
+    """The real stdout, for answers alone; what libraries print meanwhile goes to stderr."""
+    sys.stdout.flush()
+    real = os.dup(1)
     os.dup2(2, 1)
-    return answers
+    try:
+        with open(real, "w", encoding="utf-8", closefd=False) as answers:
+            yield answers
+    finally:
+        os.dup2(real, 1)
+        os.close(real)
 
 
-def _answer(answers: TextIO, body: dict[str, object]) -> None:
+def _answer(
+    answers: TextIO, step: str, seconds: float, *, values: Mapping[str, Value] | None = None, error: str = ""
+) -> None:
+    body: dict[str, object] = {"step": step, "seconds": round(seconds, 3)}
+    if values is None:
+        body["error"] = error
+    else:
+        body["values"] = {name: asdict(value) for name, value in values.items()}
     answers.write(json.dumps(body) + "\n")
     answers.flush()
 
