@@ -182,7 +182,10 @@ def _looks_like_a_path(text: str, path: Path) -> bool:
 
 def _unknown(text: str) -> str:
     names = library_names()
-    near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
+    wanted = _shape(text)
+    # "rtx4060" is nearer to rtx4090 by letters, and means rtx4060-laptop.
+    longer = [name for name in names if wanted and _shape(name).startswith(wanted)]
+    near = longer or difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else "."
     return (
         f"there is no profile {text[:100]!r} in the library and no such file{hint} "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,15 @@ from dragoman_agent.device.cpu_road import road_of
 from dragoman_agent.model.random_source import PREFIX, RandomSource, random_model_names
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal.changes import (
+    Change,
     MemoryNeed,
-    ModelSize,
     Options,
     Part,
     bytes_text,
     cheapest_changes,
 )
 from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.needs import known_models, needs_of
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.plan_fields import plan_fields
 from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for
@@ -81,7 +81,7 @@ def look_ahead(profile: Profile, model: ModelSource, wish: Wish, switches: Switc
     except PlanError as error:
         if not error.changes:
             raise
-        return Outlook(None, (), (), str(error), tuple(change.text for change in error.changes))
+        return Outlook(None, (), (), str(error), _words(error.changes))
     context = min(wish.context_tokens or DEFAULT_CONTEXT_TOKENS, plan.max_context_tokens)
     loads = dict.fromkeys(((context, 1), (context, wish.concurrency or plan.max_num_seqs)))
     forecasts = tuple(Forecast(*load, predict(plan, *load)) for load in loads)
@@ -138,16 +138,15 @@ def _shortage(profile: Profile, model: ModelSource, plan: Plan, wish: Wish) -> t
         f"{concurrency} x {context:,} tokens need {bytes_text((wanted + 1) * block_bytes)} of KV, "
         f"the plan has {bytes_text(sizes['kv'])} in {bytes_text(free)} of free memory"
     )
-    changes = cheapest_changes(need, free, Options(models=_other_models(profile)))
-    return problem, tuple(change.text for change in changes)
+    formats = needs_of(model).of(profile.device.kind).formats
+    changes = cheapest_changes(need, free, Options(formats, known_models()))
+    return problem, _words(changes)
 
 
-def _other_models(profile: Profile) -> tuple[ModelSize, ...]:
-    """The models whose shapes come along, in the two bytes a weight that they are stored in."""
-    configs = [RandomSource(name).config for name in random_model_names()]
-    return tuple(ModelSize(one.name, 2 * one.num_parameters, one.kv_bytes_per_token) for one in configs)
-
-
-def to_json(outlook: Outlook, **more: Any) -> str:
-    """The outlook with what else is to be told, as indented JSON."""
-    return json.dumps({**more, **outlook_to_dict(outlook)}, indent=1)
+def _words(changes: tuple[Change, ...]) -> tuple[str, ...]:
+    """What to change in the words of the wish, which calls an agent's limits by other names."""
+    names = {"--max-num-seqs": "--concurrency", "--max-context": "--context"}
+    texts = [change.text for change in changes]
+    for flag, name in names.items():
+        texts = [text.replace(flag, name) for text in texts]
+    return tuple(texts)

@@ -53,6 +53,7 @@ def test_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("name", "message"),
     [
         ("rtx4091", "did you mean rtx4090?"),
+        ("RTX 4060", "did you mean rtx4060-laptop?"),
         (
             "abacus",
             "no profile 'abacus' in the library and no such file. Give the path of a profile file, or one of: a100",

@@ -1,0 +1,157 @@
+"""`dragoman plan`: what fits where, in words and numbers, on a machine without a GPU and without importing torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.command import Dragoman, assert_error
+
+from dragoman_agent.pal.library import load_library
+from dragoman_agent.pal.profile import Value
+
+SMALL = ("--profile", "rtx4060-laptop", "--model", "qwen3-0.6b")
+
+
+def body(dragoman: Dragoman, *arguments: str, code: int = 0) -> dict[str, Any]:
+    done = dragoman("plan", *arguments, "--json")
+    assert done.returncode == code, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_a_plan_is_told_with_its_memory_and_speed(dragoman: Dragoman) -> None:
+    done = dragoman("plan", *SMALL, "--context", "4k", "--concurrency", "8")
+    assert done.returncode == 0, done.stderr
+    for part in (
+        "qwen3-0.6b on NVIDIA GeForce RTX 4060 Laptop GPU",
+        "the library's rtx4060-laptop",
+        "spec values",
+        "page_size",
+        "memory budget",
+        "weights",
+        "kv",
+        "workspace",
+        "margin",
+        "TTFT",
+        "TPOT",
+        "tokens/s",
+    ):
+        assert part in done.stdout, done.stdout
+
+
+def test_json_holds_the_numbers(dragoman: Dragoman) -> None:
+    told = body(dragoman, *SMALL, "--context", "4k", "--concurrency", "8")
+    assert told["fits"] is True
+    assert told["profile"]["name"] == "rtx4060-laptop"
+    assert told["plan"]["max_num_seqs"] == 8
+    assert told["plan"]["max_context_tokens"] == 4096
+    assert {"weights", "kv", "workspace", "margin"} <= told["memory"].keys()
+    free = load_library("rtx4060-laptop").number("memory.free")
+    assert sum(told["memory"].values()) <= free
+    alone, all_of_them = told["predicted"]
+    assert (alone["concurrency"], all_of_them["concurrency"]) == (1, 8)
+    assert all_of_them["num_running"] == 8
+    # A card cannot be quicker than its memory: 1.2 GB of weights a token at 256 GB/s.
+    assert alone["tpot_seconds"] > told["memory"]["weights"] / 256e9
+    assert alone["tokens_per_second"] == pytest.approx(1 / alone["tpot_seconds"])
+    subjects = {decision["subject"] for decision in told["decisions"]}
+    assert {"profile", "road", "page-size", "kv-blocks", "step-model"} <= subjects
+
+
+def test_what_does_not_fit_says_why_and_what_would(dragoman: Dragoman) -> None:
+    done = dragoman("plan", "--profile", "rtx4060-laptop", "--model", "qwen3-8b")
+    assert done.returncode == 1
+    assert "qwen3-8b does not fit" in done.stdout
+    assert "weights 15.3 GiB" in done.stdout or "15622 MiB" in done.stdout or "15.26 GiB" in done.stdout
+    told = body(dragoman, "--profile", "rtx4060-laptop", "--model", "qwen3-8b", code=1)
+    assert told["fits"] is False
+    assert 1 <= len(told["changes"]) <= 3
+
+
+def test_a_load_that_does_not_fit_gets_three_changes_that_make_it_fit(dragoman: Dragoman) -> None:
+    load = ("--context", "8k", "--concurrency", "64")
+    done = dragoman("plan", *SMALL, *load)
+    assert done.returncode == 1
+    assert "It does not fit: 64 x 8,192 tokens need" in done.stdout
+    changes = body(dragoman, *SMALL, *load, code=1)["changes"]
+    assert len(changes) == 3
+    fewer = next(change for change in changes if change.startswith("--concurrency "))
+    shorter = next(change for change in changes if change.startswith("--context "))
+    assert dragoman("plan", *SMALL, "--context", "8k", "--concurrency", fewer.split()[1]).returncode == 0
+    assert dragoman("plan", *SMALL, "--context", shorter.split()[1], "--concurrency", "64").returncode == 0
+
+
+def test_pal_off_is_another_plan(dragoman: Dragoman) -> None:
+    on, off = body(dragoman, *SMALL), body(dragoman, *SMALL, "--pal", "off")
+    part = body(dragoman, *SMALL, "--pal-launch-tuning", "off")
+    assert len({on["digest"], off["digest"], part["digest"]}) == 3
+    assert (off["plan"]["switches_off"], part["plan"]["switches_off"]) == ("pal", "launch_tuning")
+
+
+def test_a_file_is_planned_from_like_the_library(dragoman: Dragoman, tmp_path: Path) -> None:
+    slow = load_library("rtx4060-laptop").with_values({"memory.read_bandwidth": Value(1e10, "bytes/s", "measured")})
+    (tmp_path / "mine.json").write_text(dataclasses.replace(slow, name="mine").to_json())
+    told = body(dragoman, "--profile", str(tmp_path / "mine.json"), "--model", "qwen3-0.6b")
+    assert told["profile"]["origin"] == f"the file {tmp_path / 'mine.json'}"
+    assert told["predicted"][0]["tpot_seconds"] > body(dragoman, *SMALL)["predicted"][0]["tpot_seconds"]
+
+
+def test_this_machine_is_planned_for_without_a_profile(dragoman: Dragoman) -> None:
+    told = body(dragoman, "--model", "smollm2-135m")
+    assert told["profile"]["origin"].startswith("this machine's")
+    assert told["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts", "code"),
+    [
+        (("--model", "qwen3-0.5b"), ("no model 'qwen3-0.5b'; did you mean qwen3-0.6b?", "give a path, or one of"), 1),
+        (("--model", "/no/such"), ("/no/such", "no such file"), 1),
+        ((*SMALL, "--profile", "rtx4060"), ("no profile 'rtx4060'", "did you mean rtx4060-laptop?"), 1),
+        ((*SMALL, "--profile", "/no/such.json"), ("/no/such.json", "No such file"), 1),
+        ((*SMALL, "--context", "1M"), ("made for 40960 tokens",), 1),
+        ((*SMALL, "--context", "long"), ("--context: 'long' is not a size in tokens",), 2),
+        ((*SMALL, "--context", "1"), ("--context", "below the least allowed, 2"), 2),
+        ((*SMALL, "--concurrency", "0"), ("--concurrency",), 2),
+        ((*SMALL, "--pal", "of"), ("--pal: 'of' is not one of on, off",), 2),
+        ((*SMALL, "--pal-arena", "no"), ("--pal-arena: 'no'",), 2),
+        ((*SMALL, "--memory-utilization", "2"), ("--memory-utilization",), 2),
+        ((), ("--model",), 2),
+    ],
+)
+def test_mistakes_are_one_answer(
+    dragoman: Dragoman, arguments: tuple[str, ...], parts: tuple[str, ...], code: int
+) -> None:
+    assert_error(dragoman("plan", *arguments), *parts, code=code)
+
+
+def test_a_damaged_profile_is_named(dragoman: Dragoman, tmp_path: Path) -> None:
+    file = tmp_path / "broken.json"
+    file.write_text(load_library("l4").to_json().replace('"bytes/s"', '"GB/s"', 1))
+    assert_error(
+        dragoman("plan", "--profile", str(file), "--model", "qwen3-0.6b"),
+        "memory.read_bandwidth is in 'GB/s'",
+        str(file),
+    )
+
+
+def test_a_plan_costs_under_a_second_and_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from dragoman_cli.main import main\n"
+        "try: main(['plan', '--profile', 'h100-sxm', '--model', 'llama-3.2-1b'])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'torch', 'triton', 'grpc', 'cuda', 'pynvml'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    before = time.process_time_ns()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert time.process_time_ns() - before < 1e9
