@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman_agent.pal.attributes import FoundDevice, Inventory, take_inventory, usable_cores
+from dragoman_agent.pal.matrix import capability_matrix
 from dragoman_agent.pal.microbench import measure_cpu
 from dragoman_agent.pal.probe_process import run_probe
 from dragoman_agent.pal.probe_steps import FULL_STEPS, NEEDED, QUICK_STEPS
@@ -32,23 +33,8 @@ class PalReport:
     from_cache: bool
 
     def to_json(self) -> str:
-        """The capability matrix: every device looked at, and the profile of each that can be used."""
-        body = {
-            "cuda_problem": self.inventory.cuda_problem,
-            "devices": [
-                {
-                    "kind": device.facts.kind,
-                    "index": device.facts.index,
-                    "name": device.facts.name,
-                    "architecture": device.facts.architecture,
-                    "memory_bytes": device.facts.memory_bytes,
-                    "problem": device.problem,
-                }
-                for device in self.inventory.devices
-            ],
-            "profiles": [json.loads(profile.to_json()) for profile in self.profiles],
-        }
-        return json.dumps(body, indent=1)
+        """The capability matrix, see `pal/capability_matrix.schema.json`."""
+        return json.dumps(capability_matrix(self.inventory, self.profiles, from_cache=self.from_cache), indent=1)
 
 
 def probe(cache_dir: Path, *, fresh: bool = False, full: bool = False) -> PalReport:
@@ -60,7 +46,7 @@ def probe(cache_dir: Path, *, fresh: bool = False, full: bool = False) -> PalRep
     devices, profiles = [], []
     cached = True
     for device in inventory.devices:
-        if not device.problem:
+        if device.usable:
             try:
                 profile, hit = profile_device(device, cache_dir, fresh=fresh, full=full)
                 profiles.append(profile)
