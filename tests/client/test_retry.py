@@ -44,6 +44,12 @@ def test_steps(name: str, refused: Step, cut: Step) -> None:
     assert step_after(error(name), accepted=True) is cut
 
 
+def test_a_resume_may_meet_its_old_self() -> None:
+    duplicate = error("DUPLICATE_REQUEST")
+    assert step_after(duplicate, accepted=False) is Step.GIVE_UP
+    assert step_after(duplicate, accepted=False, resuming=True) is Step.ASK_AGAIN
+
+
 def test_delays_double_within_their_jitter_and_heed_the_server() -> None:
     policy, rng = RetryPolicy(base_seconds=0.1, max_delay_seconds=1.0), random.Random(1)
     for number, longest in ((1, 0.1), (2, 0.2), (3, 0.4), (4, 0.8), (5, 1.0), (60, 1.0)):

@@ -79,10 +79,18 @@ class RetryBudget:
         self._left = min(self._capacity, self._left + 1)
 
 
-def step_after(error: DragomanError, *, accepted: bool) -> Step:
+def may_pass(error: DragomanError, *, resuming: bool) -> bool:
+    """Whether a refusal may be another answer later or at another agent.
+
+    A resume can reach the agent it was cut from before that agent has noticed the cut: the request is still under way there.
+    """
+    return error.retryable or (resuming and error.reason == error_pb2.ERROR_REASON_DUPLICATE_REQUEST)
+
+
+def step_after(error: DragomanError, *, accepted: bool, resuming: bool = False) -> Step:
     """What the reason of a failure asks for. `accepted`: the agent had started the request (on this attempt)."""
     if accepted:
         return Step.RESUME if error.reason in _RESUMABLE else Step.GIVE_UP
     if error.reason in _LOST:
         return Step.RESUME
-    return Step.ASK_AGAIN if error.retryable else Step.GIVE_UP
+    return Step.ASK_AGAIN if may_pass(error, resuming=resuming) else Step.GIVE_UP

@@ -26,7 +26,7 @@ from dragoman.results import (
     quote_of,
     token_logprob_of,
 )
-from dragoman.retry import RetryBudget, RetryPolicy, Step, step_after
+from dragoman.retry import RetryBudget, RetryPolicy, Step, may_pass, step_after
 from dragoman.ticket import REFUSED, TRANSPORT, Admission, Channels, Grant
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2
@@ -212,7 +212,7 @@ class GenerationStream:
                 return attempt
             except DragomanError as error:
                 failure = failure or error
-                if not error.retryable:
+                if not may_pass(error, resuming=self._origin is not None):
                     raise
             finally:
                 if not accepted:
@@ -257,7 +257,7 @@ class GenerationStream:
 
     async def _recover(self, error: DragomanError, accepted: bool) -> None:
         """Waits until the request may be tried again, or makes `error` the end of the stream."""
-        step = step_after(error, accepted=accepted)
+        step = step_after(error, accepted=accepted, resuming=self._origin is not None)
         if step is Step.RESUME and self._ticket is None:
             step = Step.ASK_AGAIN
         if step is Step.RESUME and self._num_resumes >= MAX_RESUMES:
