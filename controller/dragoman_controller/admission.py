@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +18,7 @@ from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 from dragoman_controller.candidates import Candidates
 from dragoman_controller.placer import Granted, Placer
+from dragoman_controller.poison import VERDICT_SECONDS, PoisonGuard
 from dragoman_controller.policy import Policy, PolicyStore
 from dragoman_controller.queue import Entry, FairQueue
 from dragoman_controller.quote import Quote
@@ -66,7 +67,16 @@ class _Ask:
 class Admission:
     """The door. `clock` is monotonic, in seconds."""
 
-    def __init__(self, placer: Placer, policy: PolicyStore, observer: Observer, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        placer: Placer,
+        policy: PolicyStore,
+        observer: Observer,
+        clock: Callable[[], float],
+        guard: PoisonGuard,
+    ) -> None:
+        self._guard = guard
+        self._held: deque[tuple[float, _Ask]] = deque()  # resumes that wait for the verdict on an agent
         self._placer = placer
         self._policy = policy
         self._observer = observer
@@ -93,7 +103,11 @@ class Admission:
                 return
             if self._closed is not None:
                 raise self._closed
-            self._admit(_Ask(request, self._clock(), [listener]))
+            ask = _Ask(request, self._clock(), [listener])
+            if self._guard.check(request):
+                self._admit(ask)
+            else:
+                self._held.append((self._clock() + VERDICT_SECONDS, ask))
         except DragomanError as error:
             self._observer.ticket(error.reason_name)
             listener(error)
@@ -142,6 +156,7 @@ class Admission:
     def tick(self) -> None:
         """Refuses requests that waited too long and forgets tickets past their use."""
         now = self._clock()
+        self._judge_held(now)
         while self._timers and self._timers[0][0] <= now:
             ask = heapq.heappop(self._timers)[2]
             if self._asks.get(ask.request.key) is not ask:
@@ -151,6 +166,20 @@ class Admission:
                     del self._asks[ask.request.key]
             else:
                 self._refuse(ask, self._waited_too_long(ask, now))
+
+    def _judge_held(self, now: float) -> None:
+        for _ in range(len(self._held)):
+            until, ask = self._held.popleft()
+            try:
+                if not self._guard.check(ask.request) and now < until:
+                    self._held.append((until, ask))
+                elif (same := self._same_ask(ask.request)) is not None:
+                    self._answer_again(same, ask.listeners[0])
+                else:
+                    self._admit(ask)
+            except DragomanError as error:
+                self._observer.ticket(error.reason_name)
+                ask.listeners[0](error)
 
     def close(self, error: DragomanError) -> None:
         """Refuses every new request with `error` from now on. Waiting ones go on waiting."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -12,11 +13,12 @@ from typing import Protocol
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 from dragoman_controller.admission import Admission, Observer
-from dragoman_controller.commands import Command, Drain, Outbox, Prefetch, RotateKeys
+from dragoman_controller.commands import Command, Drain, Outbox, Prefetch, RotateKeys, Undrain
 from dragoman_controller.explain import Placements
 from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member
 from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placer import Placer
+from dragoman_controller.poison import Life, PoisonGuard
 from dragoman_controller.policy import Policy, PolicyStore
 from dragoman_controller.prefetch import PrefetchAgent, plan_prefetch
 from dragoman_controller.prefix_index import Applied, PrefixIndex
@@ -25,6 +27,7 @@ from dragoman_controller.tickets import CellKey, TicketMinter
 
 HEARTBEAT_INTERVAL_SECONDS = 0.2
 TICK_SECONDS = 0.05
+_MAX_LOST_LIVES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Outcome:
     total_seconds: float
     output_tokens: int
     incomplete: bool
+    engine_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,9 @@ class Cell:
             clock,
             rng or Random(),
         )
-        self.admission = Admission(self.placer, self.policy, observer, clock)
+        self._lost_lives: OrderedDict[Life, None] = OrderedDict()
+        self.poison = PoisonGuard(self._is_lost, clock)
+        self.admission = Admission(self.placer, self.policy, observer, clock, self.poison)
         self.controllers: tuple[Controller, ...] = ()
         self._outboxes: dict[str, Outbox] = {}
         self._watchers: set[Callable[[], None]] = set()
@@ -153,6 +159,15 @@ class Cell:
         self.placer.refresh(member)
         self.admission.dispatch(model.name for model in member.spec.models)
 
+    def deregister(self, lease_id: str, outcomes: Iterable[Outcome] = ()) -> None:
+        """An agent leaves, and tells its last outcomes. An unknown lease is none of ours, so that is done already."""
+        member = self.fleet.holder(lease_id)
+        if member is not None:
+            for outcome in outcomes:
+                self._take_outcome(member, outcome)
+            member.left = True
+            self.fleet.deregister(lease_id)
+
     def outbox(self, member: Member) -> Outbox:
         """The commands for a member."""
         return self._outboxes[member.lease_id]
@@ -163,10 +178,14 @@ class Cell:
         self.outbox(member).put(command_id, command)
         return command_id
 
-    def drain(self, member: Member, command: Command) -> str:
+    def drain(self, member: Member, command: Drain) -> str:
         """No new grants to this member from now on, and tells it to drain."""
         self.fleet.drain(member, self.clock())
         return self.send(member, command)
+
+    def undrain(self, member: Member) -> str:
+        """Tells a member to take requests again; it gets some once it says that it does."""
+        return self.send(member, Undrain())
 
     def apply_kv_events(
         self, member: Member, sequence: int, stored: Iterable[int], removed: Iterable[int], snapshot: bool
@@ -221,9 +240,20 @@ class Cell:
             )
         return member
 
+    def _is_lost(self, life: Life) -> bool:
+        """Whether a life of an agent was lost, or looks so. One that left by itself was not."""
+        member = self.fleet.get(life[0])
+        if member is not None and member.epoch == life[1]:
+            return member.state in (AgentState.SUSPECT, AgentState.DEAD)
+        return life in self._lost_lives
+
     def _on_change(self, change: Change) -> None:
         member = change.member
         if change.removed:
+            if not member.left:
+                self._lost_lives[member.agent_id, member.epoch] = None
+                if len(self._lost_lives) > _MAX_LOST_LIVES:
+                    self._lost_lives.popitem(last=False)
             for grant in self.ledger.drop_life(member.agent_id, member.epoch):
                 self._ended(grant, "lost")
             self.placer.remove(member)
@@ -243,6 +273,10 @@ class Cell:
         if grant is None:
             return
         self.admission.forget(grant.key)
+        if outcome.engine_lost:
+            self.poison.lost(grant.prompt_digest, (member.agent_id, member.epoch))
+        elif not outcome.incomplete:
+            self.poison.finished(grant.prompt_digest)
         # The fallback's agent was not the one the prediction was made for.
         if outcome.incomplete or grant.agent_id != member.agent_id or not outcome.output_tokens:
             return
@@ -259,6 +293,11 @@ class Cell:
             member.confirmed_key_ids = tuple(key_id for key_id, _ in command.keys)
         if isinstance(command, Drain) and result.code != 0:
             self.fleet.refuse_drain(member, result.message or f"code {result.code}", self.clock())
+        if isinstance(command, Undrain):
+            if result.code == 0:
+                self.fleet.undrain(member, self.clock())
+            else:
+                member.undrain_refused_because = result.message or f"code {result.code}"
         if result.hint_outcome is not None:
             self._observer.hinted(result.hint_outcome)
 

@@ -10,7 +10,7 @@ MAX_NUM_PENDING = 1024
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Finish and accept nothing more; what still runs after the grace period is ended."""
+    """Finish and accept nothing more; what still runs after the grace period is handed over."""
 
     grace_seconds: float
 
@@ -22,6 +22,8 @@ class Prefetch:
     model: str
     block_hashes: tuple[int, ...]
     source_address: str = ""
+    source_agent_id: str = ""
+    source_ticket: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,12 @@ class RotateKeys:
     keys: tuple[tuple[int, bytes], ...]
 
 
-Command = Drain | Prefetch | RotateKeys
+@dataclass(frozen=True, slots=True)
+class Undrain:
+    """Take requests again."""
+
+
+Command = Drain | Prefetch | RotateKeys | Undrain
 
 
 class Outbox:

@@ -106,6 +106,9 @@ class Member:
     connected: bool = True
     draining: bool = False
     drain_refused_because: str = ""
+    undrain_refused_because: str = ""
+    left: bool = False
+    """Whether it said goodbye; a member that did not was lost."""
     confirmed_key_ids: tuple[int, ...] = ()
     unheard_seconds: float = 0.0
     """Time since its last beat in which the controller itself did not run, and could hear nobody."""
@@ -228,10 +231,19 @@ class Fleet:
         member.draining, member.drain_refused_because = True, ""
         self._observe(member, now)
 
+    def undrain(self, member: Member, now: float) -> None:
+        """It takes requests again."""
+        member.draining, member.undrain_refused_because = False, ""
+        self._observe(member, now)
+
     def refuse_drain(self, member: Member, why: str, now: float) -> None:
         """It said that it will not drain: it takes requests again."""
         member.draining, member.drain_refused_because = False, why
         self._observe(member, now)
+
+    def holder(self, lease_id: str) -> Member | None:
+        """The member that holds the lease, in whatever state."""
+        return self._by_lease.get(lease_id)
 
     def deregister(self, lease_id: str) -> None:
         """Ends a membership at once. An unknown lease is none of ours, so that is done already."""

@@ -32,6 +32,7 @@ class Grant:
     ttft_seconds: float
     tpot_seconds: float
     fallback_jti: bytes | None = None
+    prompt_digest: bytes = b""
     ended: bool = False
     is_recent: bool = True
 

@@ -307,6 +307,7 @@ class Placer:
                 ttft_seconds=score.queue_seconds + score.prefill_seconds,
                 tpot_seconds=score.step_seconds,
                 fallback_jti=fallback.jti if fallback else None,
+                prompt_digest=request.prompt_digest,
             )
         )
 

@@ -7,10 +7,10 @@ from dragoman.errors import DragomanError
 from dragoman.step_model import StepModel
 from dragoman.v1 import admission_service_pb2, agent_pb2, agent_registry_service_pb2, error_pb2
 from dragoman_controller.cell import CommandResult, Controller, Outcome
-from dragoman_controller.commands import Command, Drain, Prefetch
+from dragoman_controller.commands import Command, Drain, Prefetch, Undrain
 from dragoman_controller.fleet import AgentSpec, AgentState, Load, Member, ModelSpec
 from dragoman_controller.placer import Granted, Ticket
-from dragoman_controller.quote import Estimate, Quote
+from dragoman_controller.quote import Quote
 from dragoman_controller.requests import AdmissionRequest, Priority, Resume
 from dragoman_controller.steps import StepTable
 
@@ -170,6 +170,7 @@ def outcome_of(message: agent_registry_service_pb2.RequestOutcome) -> Outcome:
         total_seconds=seconds_of(message.total_time),
         output_tokens=message.output_tokens,
         incomplete=message.incomplete,
+        engine_lost=message.engine_lost,
     )
 
 
@@ -192,6 +193,10 @@ def command_message(command_id: str, command: Command) -> agent_registry_service
         message.prefetch_prefix.model = command.model
         message.prefetch_prefix.block_hashes.extend(command.block_hashes)
         message.prefetch_prefix.source_address = command.source_address
+        message.prefetch_prefix.source_agent_id = command.source_agent_id
+        message.prefetch_prefix.source_ticket = command.source_ticket
+    elif isinstance(command, Undrain):
+        message.undrain.SetInParent()
     else:
         for key_id, key in command.keys:
             message.rotate_keys.keys.add(key_id=key_id, key=key)

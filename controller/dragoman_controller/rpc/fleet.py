@@ -20,6 +20,7 @@ from dragoman_controller.shared import Shared
 
 DEFAULT_GRACE_SECONDS = 180.0
 _PROGRESS_SECONDS = 0.5
+_UNDRAIN_SECONDS, _UNDRAIN_POLL_SECONDS = 3.0, 0.05
 
 
 class FleetServicer(pb_grpc.FleetServiceServicer):
@@ -80,6 +81,31 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
                 )
             yield pb.DrainAgentResponse(streams=self._remaining(member))
             await asyncio.sleep(_PROGRESS_SECONDS)
+
+    async def UndrainAgent(self, request: pb.UndrainAgentRequest, context: Context) -> pb.UndrainAgentResponse:
+        """Returns once the agent has said that it takes requests again. One that does not drain is asked in vain."""
+        member = self._cell.member(request.agent_id)
+        member.undrain_refused_because = ""
+        self._cell.undrain(member)
+        was_told = False
+        for _ in range(round(_UNDRAIN_SECONDS / _UNDRAIN_POLL_SECONDS)):
+            if member.undrain_refused_because:
+                raise DragomanError(
+                    error_pb2.ERROR_REASON_AGENT_DRAINING,
+                    f"agent {member.agent_id!r} drains on: {member.undrain_refused_because}; start it again instead",
+                    metadata={"param": "agent_id"},
+                )
+            was_told = not member.draining and member.reported is not AgentState.DRAINING
+            if was_told or self._cell.fleet.get(member.agent_id) is not member:
+                break
+            await asyncio.sleep(_UNDRAIN_POLL_SECONDS)
+        if not was_told:
+            raise DragomanError(
+                error_pb2.ERROR_REASON_AGENT_LOST,
+                f"agent {member.agent_id!r} left, or did not answer within {_UNDRAIN_SECONDS:g} s: look at 'dragoman ps'",
+                metadata={"param": "agent_id"},
+            )
+        return pb.UndrainAgentResponse()
 
     async def ListControllers(self, request: pb.ListControllersRequest, context: Context) -> pb.ListControllersResponse:
         """The controllers of the cell, by id."""

@@ -97,7 +97,7 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
 
     async def DeregisterAgent(self, request: pb.DeregisterAgentRequest, context: Context) -> pb.DeregisterAgentResponse:
         """Ends a membership."""
-        self._cell.fleet.deregister(request.lease_id)
+        self._cell.deregister(request.lease_id, [outcome_of(outcome) for outcome in request.outcomes])
         return pb.DeregisterAgentResponse()
 
 
