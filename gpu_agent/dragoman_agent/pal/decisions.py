@@ -46,10 +46,17 @@ class Decision:
 
 
 class DecisionLog:
-    """The bounded ring of decisions; the one owner of their ids. Not thread-safe: used from one event loop."""
+    """The bounded ring of decisions; the one owner of their ids. Not thread-safe: used from one event loop.
+
+    The newest decision on each subject outlives the ring: what is in force can be explained however much came after it.
+    """
 
     def __init__(self, capacity: int = 4096) -> None:
-        self._ring: deque[Decision] = deque(maxlen=capacity)
+        if capacity < 1:
+            raise ValueError(f"a log of {capacity} decisions holds none; 1 or more was expected")
+        self._capacity = capacity
+        self._ring: deque[Decision] = deque()
+        self._outlived: dict[str, Decision] = {}  # by subject: in force, and pushed out of the ring
         self._serial = itertools.count(1)
         self._watchers: set[asyncio.Queue[Decision]] = set()
 
@@ -68,11 +75,15 @@ class DecisionLog:
                 self._ring[index] = dataclasses.replace(self._ring[index], measured=value)
                 self._tell(self._ring[index])
                 return self._ring[index]
-        return None
+        if subject not in self._outlived:
+            return None
+        self._outlived[subject] = dataclasses.replace(self._outlived[subject], measured=value)
+        self._tell(self._outlived[subject])
+        return self._outlived[subject]
 
     def all(self) -> list[Decision]:
         """The decisions held, oldest first."""
-        return list(self._ring)
+        return [*self._outlived.values(), *self._ring]
 
     async def watch(self) -> AsyncIterator[Decision]:
         """The decisions held, then each new or completed one. A watcher that falls 1,024 behind loses the oldest."""
@@ -89,6 +100,11 @@ class DecisionLog:
 
     def _append(self, decision: Decision) -> None:
         self._ring.append(decision)
+        self._outlived.pop(decision.subject, None)
+        if len(self._ring) > self._capacity:
+            oldest = self._ring.popleft()
+            if all(entry.subject != oldest.subject for entry in self._ring):
+                self._outlived[oldest.subject] = oldest
         self._tell(decision)
 
     def _tell(self, decision: Decision) -> None:
