@@ -61,14 +61,15 @@ def plan_for(
     off = switches.names_off()
     if not off:
         return plan, decisions
-    return dataclasses.replace(plan, switches_off=off), [*decisions, _switches(off)]
+    return dataclasses.replace(plan, switches_off=off), [*decisions, _switches(off, kind)]
 
 
-def _switches(off: tuple[str, ...]) -> Decision:
+def _switches(off: tuple[str, ...], kind: str) -> Decision:
     flags = ", ".join("--pal off" if name == "pal" else f"--pal-{name.replace('_', '-')} off" for name in off)
-    reason = (
-        "the one fixed configuration for all devices: nothing is planned from the profile"
-        if off == ("pal",)
-        else ("what these parts would decide keeps its fixed form; everything else is planned from the profile")
-    )
+    if kind == "cpu":
+        reason = "a CPU plan has no such part, so this is the same plan as without"
+    elif off == ("pal",):
+        reason = "the one fixed configuration for all devices: nothing but sizes is planned from the profile"
+    else:
+        reason = "what these parts would decide keeps its fixed form; everything else is planned from the profile"
     return Decision("switches", flags, f"asked for: {reason}")
