@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 STAGE = @tests/stage "$(1)" $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test aot faults soak suites lint format protos lock bench setup model clean compose-test
+.PHONY: help up golden test aot faults soak suites lint format protos lock bench setup model clean compose-test
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ test: setup model ## install what the tests need and run all of them; REQUIRE='p
 
 aot: setup ## compile every GPU kernel for sm_80 to sm_120 without a GPU and check it against its contract
 	$(call STAGE,aot,env -u TRITON_INTERPRET $(BIN)/python -m dragoman_kernels.triton.aot --jobs 2 gpu_agent/dragoman_agent/model/configs/*.json)
+
+golden: setup ## write the plans of every shipped profile for every shipped model anew; read the difference before you commit it
+	@PYTHONPATH=. $(BIN)/python -m tests.agent.pal.golden_plans
 
 faults: setup ## kill, freeze, flood and restart a real cell under load; RECORD=1 keeps the figures
 	$(call STAGE,faults,env DRAGOMAN_FAULTS=full $(BIN)/python -m pytest tests/faults -s $(if $(RECORD),--record) $(PYTEST_ARGS))
