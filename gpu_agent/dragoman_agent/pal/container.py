@@ -6,6 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dragoman_agent.device.partition import (
+    MEMORY_LIMIT,
+    SM_LIMIT,
+    PartitionError,
+    PartitionLimits,
+    limits_from_environ,
+)
 from dragoman_agent.pal import troubles
 from dragoman_agent.pal.host import Host
 from dragoman_agent.pal.profile import Value
@@ -19,8 +26,8 @@ FINGERPRINT_VARIABLES = (
     "NVIDIA_DRIVER_CAPABILITIES",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
-    "DRAGOMAN_SM_LIMIT",
-    "DRAGOMAN_MEMORY_LIMIT",
+    SM_LIMIT,
+    MEMORY_LIMIT,
 )
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)B?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -83,12 +90,11 @@ def limits_of(environ: Mapping[str, str], index: int, multiprocessors: int, unde
     size = _mps_memory(environ, index, under_mps, notes)
     if size is not None:
         origin["memory"] = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-    own_count = _own(environ, "DRAGOMAN_SM_LIMIT", "a number of multiprocessors", notes)
-    if own_count is not None and own_count < (count or multiprocessors):
-        count, origin["multiprocessors"] = own_count, "DRAGOMAN_SM_LIMIT"
-    own_size = _own(environ, "DRAGOMAN_MEMORY_LIMIT", "a size in bytes", notes)
-    if own_size is not None and (size is None or own_size < size):
-        size, origin["memory"] = own_size, "DRAGOMAN_MEMORY_LIMIT"
+    own = _own(environ, notes)
+    if own.num_multiprocessors is not None and own.num_multiprocessors < (count or multiprocessors):
+        count, origin["multiprocessors"] = own.num_multiprocessors, SM_LIMIT
+    if own.memory_bytes is not None and (size is None or own.memory_bytes < size):
+        size, origin["memory"] = own.memory_bytes, MEMORY_LIMIT
     return Limits(count, size, origin, tuple(notes))
 
 
@@ -136,12 +142,10 @@ def _mps_memory(environ: Mapping[str, str], index: int, under_mps: bool | None, 
     return limit
 
 
-def _own(environ: Mapping[str, str], name: str, expected: str, notes: list[str]) -> int | None:
-    text = environ.get(name)
-    if text is None:
-        return None
-    value = size_of(text)
-    if not value:
-        notes.append(troubles.BAD_LIMIT.text(name=name, value=text, expected=expected))
-        return None
-    return value
+def _own(environ: Mapping[str, str], notes: list[str]) -> PartitionLimits:
+    """The limits that we set ourselves; the measurement and the engine refuse to start with a bad one, so it is told here."""
+    try:
+        return limits_from_environ(environ)
+    except PartitionError as error:
+        notes.append(str(error))
+        return PartitionLimits()

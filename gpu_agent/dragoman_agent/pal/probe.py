@@ -18,6 +18,7 @@ from dragoman_agent.pal.microbench import measure_cpu
 from dragoman_agent.pal.probe_process import run_probe
 from dragoman_agent.pal.probe_steps import FULL_STEPS, NEEDED, QUICK_STEPS
 from dragoman_agent.pal.profile import Profile, ProfileError, Value, load_profile, now
+from dragoman_agent.pal.steps import probe_step
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +112,13 @@ def measure_cuda(index: int, cache_dir: Path | None = None, *, full: bool = Fals
 
 
 def _measure(device: FoundDevice, cache_dir: Path, full: bool) -> dict[str, Value]:
-    if device.facts.kind == "cuda":
-        return measure_cuda(device.facts.index, cache_dir, full=full)
-    return measure_cpu(usable_cores())
+    with probe_step(f"measure {device.facts.kind} {device.facts.index}") as step:
+        if device.facts.kind == "cuda":
+            measured = measure_cuda(device.facts.index, cache_dir, full=full)
+        else:
+            measured = measure_cpu(usable_cores())
+        step.outcome = f"{len(measured)} values"
+    return measured
 
 
 def _extent(full: bool) -> Value:

@@ -21,7 +21,7 @@ class Trouble:
 
 
 NO_GPU: Final = Trouble(
-    "no NVIDIA GPU on this machine (none on the PCI bus, libcuda was not found)",
+    "this machine has no NVIDIA GPU (none on the PCI bus, libcuda was not found)",
     "there is none",
     "none is needed, the CPU serves, more slowly",
 )

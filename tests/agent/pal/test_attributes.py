@@ -375,7 +375,7 @@ BASE = with_cards(H200)
         with_cards(H200, environ={"NVIDIA_VISIBLE_DEVICES": "all"}),
         with_cards(H200, environ={"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}),
         with_cards(H200, environ={"DRAGOMAN_SM_LIMIT": "24"}),
-        with_cards(H200, environ={"DRAGOMAN_MEMORY_LIMIT": "8GB"}),
+        with_cards(H200, environ={"DRAGOMAN_MEMORY_LIMIT": "8000000000"}),
         with_cards(H200.but(MPS_ENABLED=1), environ={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}),
         with_cards(H200.but(MPS_ENABLED=1), environ={"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4G"}),
     ],
