@@ -62,6 +62,10 @@ def only_error(done: subprocess.CompletedProcess[str]) -> str:
         (["--device", "null", "--open", "--null-speed", "-1"], ["--null-speed"]),
         (["--open", "--pal", "of"], ["--pal", "on, off"]),
         (["--open", "--model", "random:qwen3-0.6b", "--profile", "rtx4091"], ["did you mean rtx4090?"]),
+        (
+            ["--open", "--device", "cpu", "--model", "random:smollm2-135m", "--profile", "l4", "--profile-force"],
+            ["it is of a cuda device, this is a cpu device", "--device"],
+        ),
     ],
 )
 def test_bad_settings_are_one_line_and_exit_2(flags: list[str], words: list[str]) -> None:
