@@ -37,6 +37,9 @@ faults: setup ## kill, freeze, flood and restart a real cell under load; RECORD=
 soak: setup model ## mixed load for MINUTES (default 5) on each device there is: memory, descriptors, fragmentation, latency
 	$(call STAGE,soak,$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),5) $(if $(RECORD),--record))
 
+conformance: setup ## every client against every case of clients/conformance, as one table; ARGS='--language go --case "resume/*"'
+	$(call STAGE,conformance,env PYTHONPATH=. $(BIN)/python -m clients.conformance $(ARGS))
+
 suites: setup ## public test suites against a live gateway
 	$(call STAGE,suites,$(BIN)/python tests/suites/run.py --uv "$(UV)")
 

@@ -11,6 +11,10 @@ import sys
 TOOLCHAINS = (
     ("g++", ["g++", "--version"], "the native CPU road; the torch road is tested alone"),
     ("etcd", ["etcd", "--version"], "everything about several controllers that share their state in etcd"),
+    ("go", ["go", "version"], "the Go client"),
+    ("node", ["node", "--version"], "the TypeScript client"),
+    ("cargo", ["cargo", "--version"], "the Rust client"),
+    ("mvn", ["mvn", "--version"], "the Java client"),
     ("promtool", ["promtool", "--version"], "the check of /metrics by promtool"),
 )
 
