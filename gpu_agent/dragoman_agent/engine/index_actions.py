@@ -1,0 +1,243 @@
+"""What an index may set off: a change that predicts a gain, tried for 100 steps, kept where the gain is seen, else undone. Pure.
+
+One trial at a time, so that an effect has one cause. idle -> trial -> kept or undone; then a pause before the same action is tried
+again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dragoman.step_model import StepModel
+from dragoman_agent.engine.indices import CacheView, IndexSample, StepFacts, bound_seconds
+
+Action = Literal["release-cached-kv", "raise-prefill-budget", "prefetch-ahead"]
+
+SUSTAINED_STEPS = 50
+TRIAL_STEPS = 100
+SETTLING_STEPS = 5  # a change reaches the engine while steps are under way
+MIN_COUNTED_STEPS = 20  # of a trial's steps that do the work in question
+MIN_GAIN = 0.02  # a smaller one could not be told from noise
+SEEN_SHARE = 0.5  # of the predicted gain
+PAUSE_STEPS = {"kept": 500, "undone": 5000, "declined": 5000}
+MPI_LIMIT, CSL_LIMIT, PBS_LIMIT = 0.9, 0.7, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What actions change; the rest of the engine's limits is the plan's."""
+
+    max_step_tokens: int
+    num_ready_blocks: int = 0
+    prefetch_ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far the knobs may be turned: what the plan took memory for, and what the engine can do."""
+
+    max_step_tokens: int
+    total_blocks: int
+    read_bandwidth: float | None = None  # bytes/s, to turn bytes from memory into time
+    can_prefetch: bool = False  # whether another tier holds KV that could be brought ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A change with the gain it predicts: 0.1 is a tenth more work a second. A gain of 0 with `reason` is declined."""
+
+    action: Action
+    knobs: Knobs
+    predicted_gain: float
+    index: IndexSample
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something to record, and the knobs from now on."""
+
+    kind: Literal["started", "kept", "undone", "declined"]
+    proposal: Proposal
+    knobs: Knobs
+    measured_gain: float | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Trial:
+    proposal: Proposal
+    before: Knobs
+    speed_before: float
+    num_steps: int = 0
+    num_counted: int = 0
+    work: float = 0.0
+    seconds: float = 0.0
+
+
+class IndexActions:
+    """Fed with every step; says what to do. Costs a few microseconds a step."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.knobs = Knobs(limits.max_step_tokens)
+        self._limits = limits
+        self._trial: _Trial | None = None
+        self._recent: deque[StepFacts] = deque(maxlen=SUSTAINED_STEPS)
+        self._sustained: dict[str, int] = {"mpi": 0, "csl": 0, "pbs": 0}
+        self._pause_until: dict[Action, int] = {}
+        self._num_steps = 0
+
+    def rebase(self, knobs: Knobs) -> None:
+        """A new plan: what was tried under the old one says nothing any more."""
+        self.knobs = knobs
+        self._trial = None
+        self._recent.clear()
+        self._sustained = dict.fromkeys(self._sustained, 0)
+        self._pause_until.clear()
+
+    def take(self, facts: StepFacts, indices: Sequence[IndexSample], cache: CacheView, model: StepModel) -> Act | None:
+        """One step that computed something, and the indices as they stand."""
+        self._num_steps += 1
+        self._recent.append(facts)
+        passed = {"mpi": False, "csl": False, "pbs": False}
+        for index in indices:
+            limit = {"mpi": MPI_LIMIT, "csl": CSL_LIMIT, "pbs": PBS_LIMIT}[index.name]
+            passed[index.name] = index.value < limit if index.name == "csl" else index.value > limit
+        for name, now in passed.items():
+            self._sustained[name] = self._sustained[name] + 1 if now else 0
+        if self._trial is not None:
+            return self._follow(self._trial, facts, model)
+        for index in indices:
+            if self._sustained[index.name] >= SUSTAINED_STEPS:
+                act = self._consider(self._propose(index, cache, model), model)
+                if act is not None:
+                    return act
+        return None
+
+    def _consider(self, proposal: Proposal, model: StepModel) -> Act | None:
+        if self._num_steps < self._pause_until.get(proposal.action, 0):
+            return None
+        if proposal.predicted_gain < MIN_GAIN:
+            self._pause(proposal.action, "declined")
+            return Act("declined", proposal, self.knobs, reason=proposal.reason)
+        counted = [facts for facts in self._recent if _counts(proposal.action, facts)]
+        work = sum(_work(proposal.action, facts, model) for facts in counted)
+        speed = work / sum(facts.seconds for facts in counted)
+        if speed <= 0:
+            return None  # a step model of zeros: nothing to hold a gain against
+        self._trial = _Trial(proposal, self.knobs, speed)
+        self.knobs = proposal.knobs
+        return Act("started", proposal, self.knobs, reason=proposal.reason)
+
+    def _follow(self, trial: _Trial, facts: StepFacts, model: StepModel) -> Act | None:
+        trial.num_steps += 1
+        action = trial.proposal.action
+        if trial.num_steps > SETTLING_STEPS and _counts(action, facts):
+            trial.num_counted += 1
+            trial.work += _work(action, facts, model)
+            trial.seconds += facts.seconds
+        if trial.num_steps < TRIAL_STEPS:
+            return None
+        self._trial = None
+        if trial.num_counted < MIN_COUNTED_STEPS:
+            return self._end(trial, None, f"only {trial.num_counted} steps did this work, too few to see a gain")
+        gain = trial.work / trial.seconds / trial.speed_before - 1.0
+        predicted = trial.proposal.predicted_gain
+        if gain >= SEEN_SHARE * predicted:
+            self._pause(action, "kept")
+            return Act("kept", trial.proposal, self.knobs, gain, f"{gain:+.1%} seen, {predicted:+.1%} predicted")
+        return self._end(trial, gain, f"{gain:+.1%} seen where {predicted:+.1%} was predicted")
+
+    def _end(self, trial: _Trial, gain: float | None, reason: str) -> Act:
+        self.knobs = trial.before
+        self._pause(trial.proposal.action, "undone")
+        return Act("undone", trial.proposal, self.knobs, gain, reason)
+
+    def _pause(self, action: Action, why: str) -> None:
+        self._pause_until[action] = self._num_steps + PAUSE_STEPS[why]
+
+    def _propose(self, index: IndexSample, cache: CacheView, model: StepModel) -> Proposal:
+        if index.name == "mpi":
+            return self._release_cached(index, cache)
+        if index.name == "csl":
+            return self._raise_budget(index, model)
+        return self._prefetch(index)
+
+    def _release_cached(self, index: IndexSample, cache: CacheView) -> Proposal:
+        """Gain: evictions that steps wait for, and reads from memory beyond what the shape needs."""
+        mean = statistics.fmean(facts.seconds for facts in self._recent)
+        evicting = statistics.fmean(facts.eviction_seconds for facts in self._recent)
+        excess = 0.0
+        if self._limits.read_bandwidth:
+            excess = cache.excess_bytes_per_second * mean / self._limits.read_bandwidth
+        saved = min(evicting + excess, 0.9 * mean)
+        gain = saved / (mean - saved) if mean > saved else 0.0
+        ready = max(self._limits.total_blocks // 16, 1)
+        reason = (
+            f"{1e6 * evicting:.0f} us a step go into evicting blocks that are needed at once, and {1e6 * excess:.0f} us "
+            f"into reads that L2 should have served; {ready} blocks are kept unused instead"
+        )
+        if self.knobs.num_ready_blocks >= ready:
+            gain, reason = 0.0, f"{ready} blocks are kept unused already"
+        return Proposal("release-cached-kv", replace(self.knobs, num_ready_blocks=ready), gain, index, reason)
+
+    def _raise_budget(self, index: IndexSample, model: StepModel) -> Proposal:
+        """Gain: what a step costs beyond the model is spread over twice the tokens.
+
+        Sequences that are short could also share a block of the attention's work list; the kernels have no such grouping
+        yet, so the budget is the whole action.
+        """
+        budget = self.knobs.max_step_tokens
+        raised = min(2 * budget, self._limits.max_step_tokens)
+        knobs = replace(self.knobs, max_step_tokens=raised)
+        full = [facts for facts in self._recent if _counts("raise-prefill-budget", facts)]
+
+        def declined(reason: str) -> Proposal:
+            return Proposal("raise-prefill-budget", knobs, 0.0, index, reason)
+
+        if len(full) < MIN_COUNTED_STEPS:
+            return declined("no prompt waits for room in a step, so a larger step would hold no more")
+        if raised <= budget:
+            return declined(f"a step already has the {budget} tokens that the plan took memory for")
+        tokens = statistics.fmean(facts.num_tokens for facts in full)
+        seconds = statistics.fmean(facts.seconds for facts in full)
+        prefill = statistics.fmean(facts.prefill_tokens for facts in full)
+        more = min(float(raised - budget), statistics.fmean(facts.pending_prefill_tokens for facts in full))
+        longer = model.prefill_seconds(prefill + more) - model.prefill_seconds(prefill)
+        gain = (tokens + more) / (seconds + longer) / (tokens / seconds) - 1.0
+        reason = (
+            f"a step of {tokens:.0f} tokens takes {1e3 * seconds:.2f} ms, {more:.0f} more should add "
+            f"{1e3 * longer:.2f} ms; short sequences are not grouped: the attention kernels have no such grouping"
+        )
+        return Proposal("raise-prefill-budget", knobs, gain, index, reason)
+
+    def _prefetch(self, index: IndexSample) -> Proposal:
+        """Gain: copies that run beside the computation instead of before it."""
+        knobs = replace(self.knobs, prefetch_ahead=True)
+        if not self._limits.can_prefetch:
+            reason = "this engine keeps KV on its device only: there is nothing to bring ahead"
+            return Proposal("prefetch-ahead", knobs, 0.0, index, reason)
+        if self.knobs.prefetch_ahead:
+            return Proposal("prefetch-ahead", knobs, 0.0, index, "it is on already")
+        copying = min(index.value, 1.0)
+        gain = 1.0 / max(1.0 - copying, copying) - 1.0
+        reason = f"copies take {copying:.0%} of a step; beside the computation they would cost nothing more"
+        return Proposal("prefetch-ahead", knobs, gain, index, reason)
+
+
+def _counts(action: Action, facts: StepFacts) -> bool:
+    """Whether a step shows what the action is about: for the budget, a step that was full while prompts waited."""
+    if facts.seconds <= 0 or not facts.num_tokens:
+        return False
+    if action == "raise-prefill-budget":
+        return facts.pending_prefill_tokens > 0 and facts.prefill_tokens > 0
+    return True
+
+
+def _work(action: Action, facts: StepFacts, model: StepModel) -> float:
+    """Tokens for the budget; else the step model's seconds, so that a batch that changes its shape does not look like a gain."""
+    return float(facts.num_tokens) if action == "raise-prefill-budget" else bound_seconds(model, facts)
