@@ -70,7 +70,6 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "compute.matmul_bfloat16",
         "compute.multiprocessors",
         "memory.free",
-        "memory.l2_size",
         "memory.read_bandwidth",
         "memory.shared_per_block",
         "scheduling.graph_node",
