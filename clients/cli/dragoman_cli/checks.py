@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dragoman_cli.config import flag_of
 from dragoman_cli.failure import EXTRAS, install_command, missing_module
 from dragoman_cli.ports import port_problem
 from dragoman_cli.ready import human_bytes
 from dragoman_cli.up_settings import PORTS, UpSettings
+
+if TYPE_CHECKING:
+    from dragoman_agent.pal.found import FoundDevice
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -99,22 +102,37 @@ def check_compiler() -> Check:
 
 
 def check_devices() -> list[Check]:
-    """The devices, each with its problem."""
+    """The devices, each with what keeps it from being used and what limits it."""
     if missing_module("agent"):
         return [Check("device", "warn", "not looked at: the agent extra is missing", install_command("agent"))]
     from dragoman_agent.pal.attributes import take_inventory
 
     inventory = take_inventory()
-    outcomes = []
-    for device in inventory.devices:
-        level: Level = "warn" if device.problem else "ok"
-        name = f"{device.facts.name}, {device.facts.architecture}, {human_bytes(device.facts.memory_bytes)}"
-        outcomes.append(Check(f"device {device.facts.kind}", level, device.problem or name, ""))
-    if not any(device.facts.kind == "cuda" for device in inventory.devices):
-        outcomes.append(
-            Check("gpu", "warn", inventory.cuda_problem or "no GPU", "none is needed; the CPU serves, more slowly")
-        )
+    outcomes = [outcome for device in inventory.devices for outcome in _device_checks(device)]
+    if not any(device.facts.kind == "cuda" and device.usable for device in inventory.devices):
+        what, _, remedy = (inventory.cuda_problem or "no NVIDIA GPU can be used, see above").partition("; ")
+        outcomes.append(Check("gpu", "warn", what, remedy or "none is needed; the CPU serves, more slowly"))
     return outcomes
+
+
+def _device_checks(device: FoundDevice) -> list[Check]:
+    """One line for the device, and one for each of its remarks. A GPU that only lacks a backend is no fault of the machine."""
+    name = f"device {device.facts.kind}"
+    problem = device.problem or device.runtime_problem
+    if problem:
+        level: Level = "warn" if device.facts.kind == "cuda" else "ok"
+        what, _, remedy = problem.partition("; ")
+        return [Check(name, level, f"{device.facts.name} is not used: {what}", remedy)]
+    from dragoman_agent.pal.found import UNTESTED_KINDS
+
+    size = f"{device.facts.architecture}, {human_bytes(device.facts.memory_bytes)}"
+    found = Check(name, "ok", f"{device.facts.name}, {size}")
+    if device.facts.kind in UNTESTED_KINDS:
+        found = Check(
+            name, "warn", f"{device.facts.name}, {size}, untested: this backend has never run on such a device"
+        )
+    remarks = [note.partition("; ") for note in device.notes]
+    return [found, *(Check(name, "warn", what, remedy) for what, _, remedy in remarks)]
 
 
 def check_memory() -> Check:
