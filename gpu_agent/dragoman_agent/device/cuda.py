@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman_agent.device.base import DeviceError, LoadProgress, ProgressFn, StepBatch, StepResult
+from dragoman_agent.device import torch_blocks
+from dragoman_agent.device.base import (
+    BlockFormat,
+    DeviceError,
+    Int32Array,
+    LoadProgress,
+    ProgressFn,
+    StepBatch,
+    StepResult,
+    UInt8Array,
+)
 from dragoman_agent.device.checks import check_batch
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.device.cuda_weights import load_weights
@@ -131,7 +141,7 @@ class CudaDevice:
             torch.arange(plan.max_context_tokens, dtype=torch.float64), torch.from_numpy(frequencies).double()
         )
         cos, sin = ((table * factor).float().to(device) for table in (angles.cos(), angles.sin()))
-        self._ops = CudaOps(cos, sin, _prefill_attention(plan))
+        self._ops = CudaOps(cos, sin, _prefill_attention(plan), plan.gemm_decode, plan.dependent_launch)
         rows = max(plan.max_num_seqs, plan.min_gemm_rows)
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
@@ -193,6 +203,21 @@ class CudaDevice:
         """Logits [num_samples, vocab_size] bfloat16 of the last step; the next step overwrites them. For checks."""
         self._stream.synchronize()
         return self._logits
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """See BlockDevice."""
+        return torch_blocks.block_format(self._cache)
+
+    def read_blocks(self, blocks: Int32Array) -> UInt8Array:
+        """See BlockDevice: on the stream of the steps."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            return torch_blocks.read_blocks(self._cache, blocks)
+
+    def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
+        """See BlockDevice: on the stream of the steps."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            torch_blocks.write_blocks(self._cache, blocks, data)
 
     def close(self) -> None:
         """See Device."""
@@ -273,7 +298,10 @@ class CudaDevice:
         )
         hidden = forward(self._config, self._weights, self._cache, step, self._ops)
         logits = self._ops.linear(hidden, self._weights.head, None)[:size]
-        sample_rows(logits, inputs.temperatures, inputs.uniforms, self._sampling, self._results[0], self._results[1])
+        sample_rows(
+            logits, inputs.temperatures, inputs.uniforms, self._sampling, self._results[0], self._results[1],
+            dependent=self._plan.dependent_launch,
+        )  # fmt: skip
         return logits
 
     def _mixed_step(self, batch: StepBatch, slot: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.layers import PagedCache
-from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
+from dragoman_kernels.triton.gemm_decode import gemm_decode
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 
@@ -53,26 +55,39 @@ class CudaStep:
 class CudaOps:
     """See Ops in model/layers.py."""
 
-    def __init__(self, cos: Tensor, sin: Tensor, prefill: PrefillAttention) -> None:
-        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device."""
+    def __init__(
+        self, cos: Tensor, sin: Tensor, prefill: PrefillAttention, gemm: Sequence[GemmDecode], dependent: bool
+    ) -> None:
+        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device. `dependent`: see the plan."""
         self._cos, self._sin = cos, sin
         self.prefill = prefill
+        self._dependent = dependent
+        self._gemm: dict[tuple[int, ...], list[GemmDecode]] = {}
+        for choice in gemm:
+            self._gemm.setdefault((choice.n, choice.k), []).append(choice)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Ops."""
-        return rms_norm(x, weight, eps)
+        return rms_norm(x, weight, eps, dependent=self._dependent)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See Ops; overwrites `residual`."""
-        return rms_norm(x, weight, eps, residual), residual
+        return rms_norm(x, weight, eps, residual, dependent=self._dependent), residual
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Ops."""
+        num_rows = x.shape[0]
+        for choice in self._gemm.get(weight.shape, ()):
+            if num_rows <= choice.max_rows:
+                return gemm_decode(
+                    x, weight, bias, block_n=choice.block_n, block_k=choice.block_k, num_stages=choice.num_stages,
+                    num_warps=choice.num_warps, dependent=self._dependent,
+                )  # fmt: skip
         return functional.linear(x, weight, bias)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See Ops."""
-        return silu_mul(gate_up)
+        return silu_mul(gate_up, dependent=self._dependent)
 
     def attention(
         self,
@@ -88,7 +103,7 @@ class CudaOps:
         keys, values = cache.keys[layer], cache.values[layer]
         q = rope_and_cache(
             qkv, keys, values, self._cos, self._sin, step.positions, step.slots,
-            config.num_heads, q_norm, k_norm, config.rms_norm_eps,
+            config.num_heads, q_norm, k_norm, config.rms_norm_eps, dependent=self._dependent,
         )  # fmt: skip
         decode, prefill = step.decode, step.prefill
         if decode is not None and prefill is None and len(decode.context_lens) == len(q):
@@ -110,4 +125,5 @@ class CudaOps:
         return paged_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
             block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
+            dependent=self._dependent,
         )  # fmt: skip

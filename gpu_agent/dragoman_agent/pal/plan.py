@@ -36,6 +36,19 @@ class DecodeAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class GemmDecode:
+    """A matrix of the model that batches up to `max_rows` multiply with the kernel of few rows, not with the library."""
+
+    n: int  # outputs
+    k: int  # inputs
+    max_rows: int
+    block_n: int  # outputs of a block
+    block_k: int  # inputs of a tile
+    num_stages: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillAttention:
     """How prefill attention runs."""
 
@@ -72,6 +85,7 @@ class Plan:
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
     prefill_attention: PrefillAttention | None = None
     min_gemm_rows: int = 1  # rows that matrix products are padded to
+    gemm_decode: tuple[GemmDecode, ...] = ()  # by matrix and ascending max_rows; the library where none holds the rows
     dependent_launch: bool = False  # a kernel may start its loads before the one before it has ended
     burst: bool = False  # decode attention of few long sequences as many small blocks in a row
     reduction: Reduction = "l2"  # where parts of a reduction meet

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.dependent import begin, launch_options
 from dragoman_kernels.triton.paging import tile_offsets
 
 
@@ -20,8 +21,9 @@ def _decode_split_kernel(
     scale_log2, table_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin(DEPENDENT)
     seq = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -78,7 +80,9 @@ def _decode_split_kernel(
 @triton.jit
 def _decode_merge_kernel(
     partial_ptr, lse_ptr, out_ptr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    begin(DEPENDENT)
     head = tl.program_id(0).to(tl.int64)  # over sequences and heads
     splits = tl.arange(0, NUM_SPLITS)
     dims = tl.arange(0, DIM_PAD)
@@ -115,6 +119,7 @@ def paged_decode_attention(
     block_n: int = 64,
     num_stages: int = 3,
     num_warps: int = 4,
+    dependent: bool = False,
 ) -> torch.Tensor:
     """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim].
 
@@ -134,11 +139,11 @@ def paged_decode_attention(
         scale_log2, block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, DIM_PAD=padded_dim, PAGE=page, BLOCK_N=block_n,
-        NUM_SPLITS=num_splits, NUM_STAGES=num_stages, num_warps=num_warps,
+        NUM_SPLITS=num_splits, NUM_STAGES=num_stages, num_warps=num_warps, **launch_options(dependent),
     )  # fmt: skip
     if num_splits > 1:
         _decode_merge_kernel[(num_seqs * num_heads,)](
             workspace.partial, workspace.lse, out, HEAD_DIM=head_dim, DIM_PAD=padded_dim,
-            NUM_SPLITS=num_splits, num_warps=2,
+            NUM_SPLITS=num_splits, num_warps=2 if num_splits <= 32 else 4, **launch_options(dependent),
         )  # fmt: skip
     return out
