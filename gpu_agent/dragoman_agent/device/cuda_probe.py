@@ -85,8 +85,10 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], answers: TextI
         return 1
     with bench:
         bench.warm_up(_WARM_UP_SECONDS)
-        if limits.is_set:
-            _answer(answers, "partition", 0.0, values=_partition(bench))
+        if limits.num_multiprocessors is not None:
+            note = f"a green context; {limits.num_multiprocessors} asked for"
+            count = Value(bench.session.num_multiprocessors, "", "reported", note=note)
+            _answer(answers, "partition", 0.0, values={"partition.multiprocessors": count})
         for name in names:
             if not _run(bench, name, answers):
                 os._exit(3)  # the context is broken: nothing after it could be trusted, not even its destruction
@@ -115,16 +117,6 @@ def _still_works(bench: Bench, name: str) -> bool:
         _say(f"the device answers {error} after step {name}")
         return False
     return True
-
-
-def _partition(bench: Bench) -> dict[str, Value]:
-    values = {}
-    if bench.limits.num_multiprocessors is not None:
-        note = f"a green context; {bench.limits.num_multiprocessors} asked for"
-        values["partition.multiprocessors"] = Value(bench.session.num_multiprocessors, "", "reported", note=note)
-    if bench.limits.memory_bytes is not None:
-        values["partition.memory"] = Value(bench.limits.memory_bytes, "bytes", "reported", note="asked for")
-    return values
 
 
 @contextmanager

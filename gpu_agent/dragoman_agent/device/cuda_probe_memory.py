@@ -201,10 +201,12 @@ def level_two(bench: Bench) -> dict[str, Value]:
     knee = find_knee(sizes, medians)
     best = medians.index(max(medians))
     note = (
-        f"halfway between {knee.plateau / 1e9:.0f} and {knee.floor / 1e9:.0f} GB/s; nine tenths up to "
+        f"halfway between {knee.plateau / 1e9:.0f} and {knee.floor / 1e9:.0f} GB/s; nine tenths of the gain up to "
         f"{knee.full_size / MIB:.1f} MiB; the driver reports {reported / MIB:.0f} MiB"
     )
+    labels = [str(size) for size in sizes]
     return {
+        "memory.reread_by_size": measured_list(rates, "bytes/s", labels, "repeated reads of one buffer, past L1"),
         "memory.l2_knee": Value(knee.size, "bytes", "measured", note=note),
         "memory.l2_bandwidth": measured(
             rates[best], "bytes/s", f"repeated reads of {sizes[best] / MIB:.1f} MiB, past L1; all multiprocessors"

@@ -26,11 +26,6 @@ class PartitionLimits:
     num_multiprocessors: int | None = None
     memory_bytes: int | None = None
 
-    @property
-    def is_set(self) -> bool:
-        """Whether there is any limit."""
-        return self.num_multiprocessors is not None or self.memory_bytes is not None
-
     def cap(self, num_bytes: int) -> int:
         """`num_bytes` of memory, or what the limit leaves of it."""
         return num_bytes if self.memory_bytes is None else min(num_bytes, self.memory_bytes)

@@ -69,15 +69,18 @@ class Knee:
     size: float  # bytes: the rate is halfway between the cache's and the memory's
     plateau: float  # bytes/s in the cache: the best of the sizes before the knee
     floor: float  # bytes/s of the largest buffers
-    full_size: float  # bytes: the largest measured size that still has nine tenths of the plateau
+    full_size: float  # bytes: the largest measured size before it that keeps nine tenths of what the cache gains
+
+
+_MIN_KNEE = 1.05  # several times the spread of a rate; L2 is only a quarter quicker than the memory of some cards
 
 
 def find_knee(sizes: Sequence[float], rates: Sequence[float]) -> Knee:
     """The knee of rates over ascending sizes, interpolated between the two sizes around it.
 
     The rise at small sizes, where too few bytes are in flight, is left out: the search begins at the best rate. Raises
-    ValueError where the best rate is less than a quarter above that of the largest size: nothing is cached, or no size
-    was larger than the cache.
+    ValueError where the best rate is hardly above that of the largest size: nothing is cached, or no size was larger
+    than the cache.
     """
     if len(sizes) < 3 or len(sizes) != len(rates):
         raise ValueError("a knee needs the rates of three sizes at least")
@@ -91,7 +94,7 @@ def find_knee(sizes: Sequence[float], rates: Sequence[float]) -> Knee:
     after = next(i for i in range(best + 1, len(rates)) if rates[i] < halfway)
     high, low = rates[after - 1], rates[after]
     size = sizes[after - 1] + (sizes[after] - sizes[after - 1]) * (high - halfway) / (high - low)
-    full = max(sizes[i] for i in range(best, after) if rates[i] >= 0.9 * plateau)
+    full = max(sizes[i] for i in range(best, after) if rates[i] >= floor + 0.9 * (plateau - floor))
     return Knee(size, plateau, floor, full)
 
 

@@ -123,6 +123,14 @@ def build(cache_dir: Path, *, compiler: str | None = None, march: str = "native"
     return target / LIBRARY
 
 
+def is_built(cache_dir: Path) -> bool:
+    """Whether `build` would find the library in the cache; False also where nothing can be built."""
+    try:
+        return (cache_dir / "kernels" / f"cpu-{describe().key(read_sources())}" / LIBRARY).is_file()
+    except (KernelBuildError, OSError):
+        return False
+
+
 def _build_privately(target: Path, spec: BuildSpec, sources: dict[str, bytes], problem: OSError) -> Path:
     """As `build`, where `target` cannot be made because of `problem`; once a process for each target."""
     if target not in _private:
