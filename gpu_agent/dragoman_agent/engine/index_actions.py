@@ -25,6 +25,12 @@ MIN_GAIN = 0.02  # a smaller one could not be told from noise
 SEEN_SHARE = 0.5  # of the predicted gain
 PAUSE_STEPS = {"kept": 500, "undone": 5000, "declined": 5000}
 MPI_LIMIT, CSL_LIMIT, PBS_LIMIT = 0.9, 0.7, 0.8
+_UPPER_LIMITS = {"mpi": MPI_LIMIT, "pbs": PBS_LIMIT}
+_ACTIONS: dict[str, Action] = {
+    "mpi": "release-cached-kv",
+    "csl": "raise-prefill-budget",
+    "pbs": "prefetch-ahead",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +109,22 @@ class IndexActions:
         """One step that computed something, and the indices as they stand."""
         self._num_steps += 1
         self._recent.append(facts)
-        passed = {"mpi": False, "csl": False, "pbs": False}
+        sustained = self._sustained
         for index in indices:
-            limit = {"mpi": MPI_LIMIT, "csl": CSL_LIMIT, "pbs": PBS_LIMIT}[index.name]
-            passed[index.name] = index.value < limit if index.name == "csl" else index.value > limit
-        for name, now in passed.items():
-            self._sustained[name] = self._sustained[name] + 1 if now else 0
+            name = index.name
+            passed = index.value < CSL_LIMIT if name == "csl" else index.value > _UPPER_LIMITS[name]
+            sustained[name] = sustained[name] + 1 if passed else 0
         if self._trial is not None:
             return self._follow(self._trial, facts, model)
         for index in indices:
-            if self._sustained[index.name] >= SUSTAINED_STEPS:
+            name = index.name
+            if sustained[name] >= SUSTAINED_STEPS and self._num_steps >= self._pause_until.get(_ACTIONS[name], 0):
                 act = self._consider(self._propose(index, cache, model), model)
                 if act is not None:
                     return act
         return None
 
     def _consider(self, proposal: Proposal, model: StepModel) -> Act | None:
-        if self._num_steps < self._pause_until.get(proposal.action, 0):
-            return None
         if proposal.predicted_gain < MIN_GAIN:
             self._pause(proposal.action, "declined")
             return Act("declined", proposal, self.knobs, reason=proposal.reason)
