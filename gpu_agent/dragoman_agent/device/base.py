@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
 
 
 class DeviceError(Exception):
@@ -150,7 +151,33 @@ class Device(Protocol):
         """Free everything. Safe to call twice."""
 
 
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """How a device keeps one KV block; blocks pass only between devices of equal format and model."""
+
+    kv_type: str  # "float16", "bfloat16", "float32"
+    layout: str
+    block_bytes: int
+
+
+@runtime_checkable
+class BlockDevice(Protocol):
+    """A device that hands out and takes in KV blocks. Reads and writes come after every step submitted before them."""
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """The format, once a model is loaded."""
+
+    def read_blocks(self, blocks: Int32Array) -> UInt8Array:
+        """Contents of blocks, [num_blocks, block_bytes]. Raises DeviceError."""
+
+    def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
+        """Contents of blocks that no sequence uses, [num_blocks, block_bytes]. Raises DeviceError."""
+
+
 __all__ = [
+    "BlockDevice",
+    "BlockFormat",
     "Device",
     "DeviceError",
     "Float32Array",
@@ -163,6 +190,7 @@ __all__ = [
     "StepBatch",
     "StepHandle",
     "StepResult",
+    "UInt8Array",
     "no_ids",
     "no_masks",
 ]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from dragoman_agent.device.base import (
+    BlockFormat,
     DeviceError,
     Float32Array,
     Int32Array,
@@ -20,6 +22,7 @@ from dragoman_agent.device.base import (
     ProgressFn,
     StepBatch,
     StepResult,
+    UInt8Array,
     no_ids,
 )
 from dragoman_agent.device.checks import resolve_tokens
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from dragoman_agent.model.source import ModelSource
     from dragoman_agent.pal.plan import Plan
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _NOTHING = HostSampled(np.zeros(0, np.int64), np.zeros(0, np.bool_))
 
@@ -46,6 +50,13 @@ class _Road(Protocol):
     def run(self, batch: StepBatch) -> tuple[Float32Array, Float32Array]: ...
 
     def head(self, hidden: Float32Array) -> Float32Array: ...
+
+    @property
+    def block_format(self) -> BlockFormat: ...
+
+    def read_blocks(self, blocks: Int32Array) -> UInt8Array: ...
+
+    def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None: ...
 
     def close(self) -> None: ...
 
@@ -111,6 +122,31 @@ class CpuDevice:
         if self._work is None:
             raise DeviceError("No model is loaded on this device; load one first.")
         return CpuStepHandle(self._worker.submit(self._work.step, batch))
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """See BlockDevice."""
+        return self._loaded.road.block_format
+
+    def read_blocks(self, blocks: Int32Array) -> UInt8Array:
+        """See BlockDevice: the worker thread does it in its turn."""
+        return self._in_turn(self._loaded.road.read_blocks, blocks)
+
+    def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
+        """See BlockDevice."""
+        self._in_turn(self._loaded.road.write_blocks, blocks, data)
+
+    @property
+    def _loaded(self) -> _Work:
+        if self._work is None:
+            raise DeviceError("No model is loaded on this device; load one first.")
+        return self._work
+
+    def _in_turn(self, work: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return self._worker.submit(work, *arguments).result()
+        except (ValueError, MemoryError, RuntimeError) as error:
+            raise DeviceError(f"KV blocks could not be moved on the CPU: {error}") from error
 
     def close(self) -> None:
         """See Device. Waits for the step under way."""

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dragoman_agent.device.base import Float32Array, LoadProgress, ProgressFn, StepBatch
+from dragoman_agent.device.base import (
+    BlockFormat,
+    Float32Array,
+    Int32Array,
+    LoadProgress,
+    ProgressFn,
+    StepBatch,
+    UInt8Array,
+)
 from dragoman_agent.device.cpu_road import NATIVE_INT8
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.quant import dequantise
@@ -32,6 +40,11 @@ class NativeRoad:
             max_num_seqs=plan.max_num_seqs,
             cache_dir=cache_dir,
         )
+        self._block_format = BlockFormat(
+            "float16" if plan.road == NATIVE_INT8 else "float32",
+            "layer, k[head, dim, token] v[head, token, dim]",
+            self._step.block_bytes,
+        )
         self.max_num_head_rows = self._step.max_num_head_rows
         self.detail = f"compiled for {self._step.instruction_set}"
 
@@ -52,6 +65,19 @@ class NativeRoad:
     def head(self, hidden: Float32Array) -> Float32Array:
         """Logits [n, vocab_size] of at most `max_num_head_rows` hidden states."""
         return self._step.head(hidden)
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """See BlockDevice."""
+        return self._block_format
+
+    def read_blocks(self, blocks: Int32Array) -> UInt8Array:
+        """See BlockDevice. Raises ValueError."""
+        return self._step.read_blocks(blocks)
+
+    def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
+        """See BlockDevice. Raises ValueError."""
+        self._step.write_blocks(blocks, data)
 
     def close(self) -> None:
         """Free weights and cache."""

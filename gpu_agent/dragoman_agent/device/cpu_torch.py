@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from dragoman_agent.device.base import Float32Array, LoadProgress, ProgressFn, StepBatch
+from dragoman_agent.device import torch_blocks
+from dragoman_agent.device.base import (
+    BlockFormat,
+    Float32Array,
+    Int32Array,
+    LoadProgress,
+    ProgressFn,
+    StepBatch,
+    UInt8Array,
+)
 from dragoman_agent.device.checks import check_batch
 from dragoman_agent.model.layers import PagedCache, TorchOps, step_tensors
 from dragoman_agent.model.llama import assemble, forward, logits
@@ -66,6 +75,21 @@ class TorchRoad:
         with torch.inference_mode():
             values: Float32Array = logits(self._weights, torch.from_numpy(hidden), self._ops).numpy()
             return values
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """See BlockDevice."""
+        return torch_blocks.block_format(self._cache)
+
+    def read_blocks(self, blocks: Int32Array) -> UInt8Array:
+        """See BlockDevice."""
+        with torch.inference_mode():
+            return torch_blocks.read_blocks(self._cache, blocks)
+
+    def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
+        """See BlockDevice. Raises ValueError."""
+        with torch.inference_mode():
+            torch_blocks.write_blocks(self._cache, blocks, data)
 
     def close(self) -> None:
         """Nothing to stop: memory goes with the object."""

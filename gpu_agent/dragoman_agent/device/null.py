@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dragoman_agent.device.base import (
+    BlockFormat,
     DeviceError,
     Float32Array,
     Int32Array,
@@ -20,6 +21,7 @@ from dragoman_agent.device.base import (
     ProgressFn,
     StepBatch,
     StepResult,
+    UInt8Array,
 )
 from dragoman_agent.device.checks import check_batch, resolve_tokens
 from dragoman_agent.device.oracles import Context, Oracle, UInt64Array, logprobs, make_oracle, mix, narrow, seeded
@@ -70,6 +72,7 @@ class NullDevice:
         self._config: ModelConfig = model.config
         end_token_id = model.config.eos_token_ids[0] if model.config.eos_token_ids else 0
         self._oracle: Oracle = make_oracle(self._oracle_name, model.config.vocab_size, end_token_id)
+        self._page_size = plan.page_size
         num_slots = plan.num_blocks * plan.page_size
         self._states = np.zeros(num_slots, dtype=np.uint64)
         self._tokens = np.zeros(num_slots, dtype=np.int32)
@@ -96,6 +99,27 @@ class NullDevice:
         result.seconds = modelled if self._speed else time.perf_counter() - begun
         self._due = max(self._due, begun) + modelled
         return NullStepHandle(result, self._due)
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """See BlockDevice. A slot is a state of 8 bytes and a token of 4."""
+        return BlockFormat("null", "states, tokens", self._page_size * (self._states.itemsize + self._tokens.itemsize))
+
+    def read_blocks(self, blocks: Int32Array) -> UInt8Array:
+        """See BlockDevice. Steps are computed as they are submitted, so all are done."""
+        states = self._states.reshape(-1, self._page_size)[blocks].view(np.uint8)
+        tokens = self._tokens.reshape(-1, self._page_size)[blocks].view(np.uint8)
+        return np.concatenate((states, tokens), axis=1)
+
+    def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
+        """See BlockDevice."""
+        if data.shape != (len(blocks), self.block_format.block_bytes):
+            raise DeviceError(
+                f"Blocks of shape {data.shape} do not fit blocks of {self.block_format.block_bytes} bytes."
+            )
+        split = self._page_size * self._states.itemsize
+        self._states.reshape(-1, self._page_size)[blocks] = np.ascontiguousarray(data[:, :split]).view(np.uint64)
+        self._tokens.reshape(-1, self._page_size)[blocks] = np.ascontiguousarray(data[:, split:]).view(np.int32)
 
     def close(self) -> None:
         """See Device."""

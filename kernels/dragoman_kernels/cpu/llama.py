@@ -256,6 +256,42 @@ class LlamaStep:
             self._library.dragoman_llama_head(self._handle, len(rows), rows.ctypes.data, logits.ctypes.data)
         return logits
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of K and V of all layers in one block."""
+        with self._lock:
+            if self._handle is None:
+                raise ValueError("this LlamaStep is closed; make a new one")
+            return int(self._library.dragoman_llama_block_bytes(self._handle))
+
+    def read_blocks(self, blocks: Int32Array) -> npt.NDArray[np.uint8]:
+        """Contents of blocks as the cache keeps them, [num_blocks, block_bytes]. Raises ValueError."""
+        ids = self._checked_blocks(blocks)
+        data = np.empty((len(ids), self.block_bytes), dtype=np.uint8)
+        with self._lock:
+            if self._handle is None:
+                raise ValueError("this LlamaStep is closed; make a new one")
+            self._library.dragoman_llama_read_blocks(self._handle, len(ids), ids.ctypes.data, data.ctypes.data)
+        return data
+
+    def write_blocks(self, blocks: Int32Array, data: npt.NDArray[np.uint8]) -> None:
+        """Put contents of `read_blocks`, of this model, page size and activation, into blocks. Raises ValueError."""
+        ids = self._checked_blocks(blocks)
+        values = np.ascontiguousarray(data, dtype=np.uint8)
+        if values.shape != (len(ids), self.block_bytes):
+            raise ValueError(f"data has shape {values.shape}; it must be ({len(ids)}, {self.block_bytes})")
+        with self._lock:
+            if self._handle is None:
+                raise ValueError("this LlamaStep is closed; make a new one")
+            self._library.dragoman_llama_write_blocks(self._handle, len(ids), ids.ctypes.data, values.ctypes.data)
+
+    def _checked_blocks(self, blocks: Int32Array) -> Int32Array:
+        ids = _as_int32("blocks", blocks, 1)
+        bad = ids[(ids < 1) | (ids >= self.num_blocks)]
+        if len(bad):
+            raise ValueError(f"blocks holds {bad[0]}; a block lies in [1, {self.num_blocks}) (0 is the null block)")
+        return ids
+
     def _check_sizes(self, arrays: Mapping[str, Int32Array]) -> None:
         num_tokens, num_seqs = len(arrays["token_ids"]), len(arrays["context_lens"])
         if not 1 <= num_tokens <= self.max_batch_tokens:

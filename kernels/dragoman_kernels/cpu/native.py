@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from dragoman_kernels.cpu.build import KernelBuildError
@@ -95,6 +95,9 @@ def load_library(path: Path) -> ctypes.CDLL:
         "dragoman_llama_set_vector": (c_int, [c_void_p, c_int, c_int, c_int, c_void_p]),
         "dragoman_llama_run": (c_int, [c_void_p, POINTER(Batch), c_void_p, c_void_p, POINTER(Report)]),
         "dragoman_llama_head": (None, [c_void_p, c_int, c_void_p, c_void_p]),
+        "dragoman_llama_block_bytes": (c_int64, [c_void_p]),
+        "dragoman_llama_read_blocks": (None, [c_void_p, c_int, c_void_p, c_void_p]),
+        "dragoman_llama_write_blocks": (None, [c_void_p, c_int, c_void_p, c_void_p]),
         "dragoman_llama_destroy": (None, [c_void_p]),
     }
     for name, (result, arguments) in signatures.items():

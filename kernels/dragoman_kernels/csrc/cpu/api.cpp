@@ -1,6 +1,7 @@
 #include "api.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <system_error>
 
@@ -41,6 +42,23 @@ namespace {
 dragoman::Matrix& matrix_at(Llama& model, int layer, int index) {
   if (layer >= 0) return model.layers[layer].matrices[index];
   return index == DRAGOMAN_EMBED ? model.embedding : model.head;
+}
+
+// Calls move(page in the cache, page in `data`, bytes) for every page of the blocks, in the order of `data`.
+template <typename Move>
+void for_each_page(Llama& model, int count, const int32_t* blocks, Move move) {
+  const dragoman_llama_config& c = model.config;
+  const size_t value_bytes = c.int8_activations ? sizeof(uint16_t) : sizeof(float);
+  const size_t page_bytes = size_t(c.page_size) * model.kv_cols() * value_bytes;
+  char* caches[] = {c.int8_activations ? reinterpret_cast<char*>(model.keys16.get()) : reinterpret_cast<char*>(model.keys32.get()),
+                    c.int8_activations ? reinterpret_cast<char*>(model.values16.get()) : reinterpret_cast<char*>(model.values32.get())};
+  size_t at = 0;
+  for (int i = 0; i < count; ++i)
+    for (int layer = 0; layer < c.num_layers; ++layer)
+      for (char* cache : caches) {
+        move(cache + (size_t(layer) * c.num_blocks + blocks[i]) * page_bytes, at, page_bytes);
+        at += page_bytes;
+      }
 }
 
 }  // namespace
@@ -95,6 +113,24 @@ int dragoman_llama_run(void* handle, const dragoman_llama_batch* batch, float* l
 
 void dragoman_llama_head(void* handle, int count, const float* hidden, float* logits) {
   dragoman::run_head(*static_cast<Llama*>(handle), count, hidden, logits);
+}
+
+int64_t dragoman_llama_block_bytes(void* handle) {
+  const Llama& model = *static_cast<Llama*>(handle);
+  const dragoman_llama_config& c = model.config;
+  return int64_t(2) * c.num_layers * c.page_size * model.kv_cols() * (c.int8_activations ? 2 : 4);
+}
+
+void dragoman_llama_read_blocks(void* handle, int count, const int32_t* blocks, void* data) {
+  for_each_page(*static_cast<Llama*>(handle), count, blocks, [&](char* page, size_t at, size_t bytes) {
+    std::memcpy(static_cast<char*>(data) + at, page, bytes);
+  });
+}
+
+void dragoman_llama_write_blocks(void* handle, int count, const int32_t* blocks, const void* data) {
+  for_each_page(*static_cast<Llama*>(handle), count, blocks, [&](char* page, size_t at, size_t bytes) {
+    std::memcpy(page, static_cast<const char*>(data) + at, bytes);
+  });
 }
 
 void dragoman_llama_destroy(void* handle) { delete static_cast<Llama*>(handle); }

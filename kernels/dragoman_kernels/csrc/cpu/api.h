@@ -59,6 +59,11 @@ int dragoman_llama_run(void* handle, const dragoman_llama_batch* batch, float* l
 // Logits [count, vocab_size] of hidden rows [count, hidden_size] that run() gave; count is at most max_num_seqs or 64,
 // whichever is more.
 void dragoman_llama_head(void* handle, int count, const float* hidden, float* logits);
+// KV blocks whole: a block is [layer][k, v] pages as the cache keeps them, dragoman_llama_block_bytes() in all. Block ids are
+// checked by the caller.
+int64_t dragoman_llama_block_bytes(void* handle);
+void dragoman_llama_read_blocks(void* handle, int count, const int32_t* blocks, void* data);
+void dragoman_llama_write_blocks(void* handle, int count, const int32_t* blocks, const void* data);
 void dragoman_llama_destroy(void* handle);
 
 #ifdef __cplusplus
