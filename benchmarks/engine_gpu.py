@@ -6,28 +6,19 @@ python -m benchmarks.engine_gpu MODEL [--benches decode,nano,prefill] [--out FIL
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import platform
 import random
 import statistics
 import time
 from pathlib import Path
 
-import pynvml
+from benchmarks.gpu_setup import Result, environment, setup
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
-from dragoman_agent.model.source import open_model
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.plan import Plan
-from dragoman_agent.pal.planner import Limits
-from dragoman_agent.pal.planner_cuda import plan_cuda
-from dragoman_agent.pal.probe import profile_device
-
-Result = dict[str, object]
 
 
 def start(name: str, prompt: list[int], num_tokens: int, temperature: float = 0.0) -> Start:
@@ -109,16 +100,6 @@ def predict_nano(plan: Plan) -> float:
     return sum(lengths) / seconds
 
 
-def environment(index: int) -> dict[str, object]:
-    """Driver, clocks under load and versions, for the record."""
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    clocks = [pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)]
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
-    versions["python"] = platform.python_version()
-    return {"driver": pynvml.nvmlSystemGetDriverVersion(), "clocks_mhz": clocks, "versions": versions}
-
-
 def main() -> None:
     """Run and print; `--out` gets the raw results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -128,16 +109,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    source = open_model(f"random:{options.model}", Path())
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
-    begin = time.perf_counter()
-    profile, cached = profile_device(found, Path("/tmp/dragoman-bench"))
-    print(f"profile in {time.perf_counter() - begin:.1f} s (cached: {cached})")
-    for name, value in profile.values.items():
-        if value.provenance == "measured":
-            print(f"  {name} {value.value:.4g} {value.unit} spread {value.spread:.3f}")
-    plan, _ = plan_cuda(profile, source.config, Limits(max_context_tokens=9216, max_num_seqs=256))
-    print(f"plan: blocks {plan.num_blocks}, step tokens {plan.max_batch_tokens}")
+    here = setup(options.model)
+    source, profile, plan = here.source, here.profile, here.plan
     device = CudaDevice()
     begin = time.perf_counter()
     device.load(source, plan, lambda _: None)
