@@ -59,6 +59,11 @@ class Membership:
             if outcome.engine_lost:
                 link.hurry()
 
+    def describe_again(self) -> None:
+        """Tell every controller what the agent now says of itself."""
+        for link in self._links.values():
+            link.describe_again()
+
     async def close(self) -> None:
         """Leave all."""
         for task in self._tasks:

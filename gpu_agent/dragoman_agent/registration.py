@@ -85,6 +85,7 @@ class ControllerLink:
         self._stub: Any = None  # while a connection is up
         self._is_closing = False
         self._hurry = asyncio.Event()
+        self._changed = asyncio.Event()  # what the agent says of itself, since it registered
         self._rng = rng or random.Random()
         self._lease_id = ""
         self._beat_seconds = DEFAULT_BEAT_SECONDS
@@ -100,6 +101,10 @@ class ControllerLink:
     def hurry(self) -> None:
         """Beat now: something does not wait for its turn."""
         self._hurry.set()
+
+    def describe_again(self) -> None:
+        """Register once more within the same membership: the agent's description has changed."""
+        self._changed.set()
 
     async def close(self) -> None:
         """Leave the controller: DeregisterAgent ends the membership at once, and takes what no beat has told yet."""
@@ -160,6 +165,7 @@ class ControllerLink:
             backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
 
     async def _register(self, stub: Any) -> None:
+        self._changed.clear()
         response = await stub.RegisterAgent(
             agent_registry_service_pb2.RegisterAgentRequest(
                 agent=self._part.describe(), epoch=self._part.epoch, agent_monotonic_ms=self._part.monotonic_ms()
@@ -180,8 +186,9 @@ class ControllerLink:
             raise DragomanError(error_pb2.ERROR_REASON_INTERNAL, f"the controller sent bad keys: {error}") from None
 
     async def _stay(self, stub: Any) -> None:
-        """Beat and publish until one of the streams ends; its error is raised."""
-        tasks = [asyncio.create_task(self._heartbeat(stub)), asyncio.create_task(self._publish(stub))]
+        """Beat, publish and tell changes until one of the streams ends; its error is raised."""
+        parts = (self._heartbeat(stub), self._publish(stub), self._tell_changes(stub))
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -190,6 +197,12 @@ class ControllerLink:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell_changes(self, stub: Any) -> None:
+        """The same agent and epoch: the controller takes the new step model, and the lease stays."""
+        while True:
+            await self._changed.wait()
+            await self._register(stub)
 
     async def _heartbeat(self, stub: Any) -> None:
         async for response in stub.Heartbeat(self._beats()):

@@ -50,6 +50,15 @@ class Observations:
         self._changed: set[str] = set()
         self._published = 0.0
         self._has_blocks = False
+        self._num_blocks = plan.num_blocks  # of the arena as it was taken
+        self._decode_subject = DECODE
+
+    def use(self, plan: Plan, subject: str) -> None:
+        """From now on steps are held against this plan's step model, whose decision is on `subject`."""
+        self._plan, self._decode_subject = plan, subject
+        self._decode_ratios.clear()
+        self._prefill_rates.clear()
+        self._changed.clear()
 
     def loaded(self, info: Mapping[str, Any]) -> None:
         """The engine's Ready information: the rate at which weights came in, where it loaded any."""
@@ -71,7 +80,7 @@ class Observations:
         """The engine says what it really has; the null block counts as memory."""
         for decision in self._log.all():
             if decision.subject == KV_BLOCKS and decision.predicted is not None:
-                self._measured(KV_BLOCKS, decision.predicted * (num_blocks + 1) / self._plan.num_blocks)
+                self._measured(KV_BLOCKS, decision.predicted * (num_blocks + 1) / self._num_blocks)
                 return
 
     def _take_times(self, load: StepLoad, step_seconds: float) -> None:
@@ -91,9 +100,11 @@ class Observations:
         told = False
         if DECODE in self._changed and len(self._decode_ratios) >= MIN_NUM_STEPS:
             self._changed.discard(DECODE)
-            predicted = next((d.predicted for d in reversed(self._log.all()) if d.subject == DECODE), None)
+            predicted = next(
+                (d.predicted for d in reversed(self._log.all()) if d.subject == self._decode_subject), None
+            )
             if predicted is not None:
-                self._measured(DECODE, predicted * statistics.median(self._decode_ratios))
+                self._measured(self._decode_subject, predicted * statistics.median(self._decode_ratios))
                 told = True
         if PREFILL in self._changed:
             self._changed.discard(PREFILL)

@@ -62,6 +62,11 @@ def classify(xid: int) -> XidClass:
     return _TABLE.get(xid, _UNKNOWN)
 
 
+def is_known(xid: int) -> bool:
+    """Whether the table has it."""
+    return xid in _TABLE
+
+
 def describe(xid: int) -> str:
     """One line for a person: number, meaning, what to do."""
     row = classify(xid)

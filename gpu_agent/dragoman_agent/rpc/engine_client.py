@@ -30,6 +30,7 @@ from dragoman_agent.engine.messages import (
     StartEmbed,
     Step,
     ToEngine,
+    Tune,
     encode,
 )
 from dragoman_agent.engine_process import EngineProcess
@@ -207,6 +208,15 @@ class EngineClient:
         """Let the engine send tokens below cursor `until`."""
         if request_id in self.live:
             self._send(Credit(request_id, until))
+
+    def tune(self, limits: Tune) -> None:
+        """Let the engine work within new limits."""
+        self._send(limits)
+
+    def abandon(self, reason: int, message: str) -> None:
+        """Give the engine up at once: its device is gone. Each live request gets its Failed event, the listener is told."""
+        self._fatal = Fatal(reason, message)
+        self._die()
 
     async def stop(self, timeout: float) -> None:
         """End the engine: each live request gets its Failed event. After `timeout` seconds the process is killed."""

@@ -52,6 +52,9 @@ class Gate:
     ) -> None:
         """`verifier` None is an open agent. `step_seconds`: mean time of a step now, for the retry hint."""
         self.phase = Phase.LOADING
+        self.cordoned = (
+            ""  # why the device may finish what runs and takes nothing new; not undone by taking back a drain
+        )
         self._engine = engine
         self._capacity = capacity
         self._verifier = verifier
@@ -60,6 +63,11 @@ class Gate:
         self._jti_of: dict[str, bytes] = {}
         self._running_jti: Counter[bytes] = Counter()  # engine requests a ticket: one, or an embedding's inputs
         self.on_outcome: Callable[[agent_registry_service_pb2.RequestOutcome], None] = _ignore
+
+    @property
+    def is_open(self) -> bool:
+        """Whether new requests are taken, as far as phase and device go."""
+        return self.phase is Phase.SERVING and not self.cordoned
 
     def verify_ticket(self, token: bytes, presented: Callable[[], Presented]) -> Grant:
         """The grant of a request's ticket; on an open agent everything is granted and tickets are not looked at."""
@@ -84,6 +92,12 @@ class Gate:
             raise DragomanError(
                 error_pb2.ERROR_REASON_AGENT_DRAINING,
                 "the agent is finishing its requests and takes no new ones; another agent will",
+                retry_delay=DRAINING_RETRY_SECONDS,
+            )
+        if self.cordoned:
+            raise DragomanError(
+                error_pb2.ERROR_REASON_AGENT_DRAINING,
+                f"the agent's device is cordoned and takes no new requests; another agent will. {self.cordoned}",
                 retry_delay=DRAINING_RETRY_SECONDS,
             )
         if not self._engine.is_serving:
