@@ -45,7 +45,7 @@ def why_no_cuda(error: DriverCallError | ImportError, host: Host, cards: list[Pc
             user=_user(), node=closed.path, mode=closed.mode, owner=closed.owner, group=closed.group
         )
     if error.code == "CUDA_ERROR_NO_DEVICE" and "CUDA_VISIBLE_DEVICES" in host.environ:
-        return "every card is " + troubles.HIDDEN.text(value=host.environ["CUDA_VISIBLE_DEVICES"])
+        return "every card is " + _hidden(host)
     if error.code == "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER":
         return troubles.DRIVER_LACKS_FUNCTION.text(call=error.call)
     known = troubles.DRIVER_ANSWERS.get(error.code)
@@ -65,7 +65,7 @@ def why_unlisted(card: PciGpu, host: Host, cuda_problem: str) -> str:
     if cuda_problem:
         return cuda_problem
     if "CUDA_VISIBLE_DEVICES" in host.environ:
-        return troubles.HIDDEN.text(value=host.environ["CUDA_VISIBLE_DEVICES"])
+        return _hidden(host)
     return troubles.NOT_LISTED.text()
 
 
@@ -81,6 +81,10 @@ def closed_node(host: Host) -> ClosedNode | None:
             status = node.stat()
             return ClosedNode(f"/dev/{node.name}", stat.filemode(status.st_mode)[1:], _owner(node), _group(node))
     return None
+
+
+def _hidden(host: Host) -> str:
+    return troubles.HIDDEN.text(value=host.environ["CUDA_VISIBLE_DEVICES"] or '""')
 
 
 def _no_driver(host: Host, cards: list[PciGpu]) -> str:
