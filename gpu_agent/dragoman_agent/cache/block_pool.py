@@ -32,6 +32,7 @@ class BlockPool:
         self._parent_of: list[bytes] = [b""] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._children: dict[bytes, set[bytes]] = {}
+        self._block_of_unit: dict[bytes, int] = {}  # first 8 bytes of a unit's hash -> the block it ends in
         self._num_idle = 0  # cached, referenced by no sequence
         self._last_used = [0] * num_blocks
         self._clock = 0
@@ -111,6 +112,30 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def chain_to_unit(self, unit: bytes) -> list[int]:
+        """Blocks from the start of a prefix to the one in which `unit` (first 8 bytes of its hash) ends; [] when not cached."""
+        block = self._block_of_unit.get(unit)
+        chain: list[int] = []
+        while block is not None:
+            chain.append(block)
+            parent = self._parent_of[block]
+            if not parent:
+                chain.reverse()
+                return chain
+            block = self._block_of.get(parent)
+        return []
+
+    def name_of(self, block: int) -> tuple[PageHash, bytes]:
+        """Hash of a cached block, and that of the one before it, empty for the first. Raises ValueError."""
+        page = self._page_of[block]
+        if page is None:
+            raise ValueError(f"block {block} is not cached")
+        return page, self._parent_of[block]
+
+    def is_cached_as(self, block: int, digest: bytes) -> bool:
+        """Whether `block` is the one found under `digest`."""
+        return self._block_of.get(digest) == block
+
     def acquire(self, blocks: Sequence[int]) -> None:
         """Take one reference of each of `blocks`, which `lookup_prefix` found."""
         for block in blocks:
@@ -152,6 +177,8 @@ class BlockPool:
         self._page_of[block] = page
         self._block_of[page.digest] = block
         self._stored.extend(page.units)
+        for unit in page.units:
+            self._block_of_unit[unit[:8]] = block
         return True
 
     def evict(self, num_blocks: int) -> int:
@@ -247,6 +274,9 @@ class BlockPool:
         self._page_of[block] = None
         del self._block_of[page.digest]
         self._removed.extend(page.units)
+        for unit in page.units:
+            if self._block_of_unit.get(unit[:8]) == block:
+                del self._block_of_unit[unit[:8]]
 
     def _became_leaf(self, block: int) -> None:
         if self._num_references[block] == 0:

@@ -19,12 +19,13 @@ import numpy as np
 
 from dragoman.prefix_hash import root_hash
 from dragoman.v1 import error_pb2
-from dragoman_agent.device.base import Device, StepHandle, StepResult
+from dragoman_agent.device.base import BlockDevice, Device, StepHandle, StepResult
 from dragoman_agent.engine import intake
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
 from dragoman_agent.engine.compiling import CompilingRequests
 from dragoman_agent.engine.constraints import nothing_left
 from dragoman_agent.engine.events import Event, closing_delta, failed, finished, logprob_entries
+from dragoman_agent.engine.exchange import BlockExchange
 from dragoman_agent.engine.grammar import CompiledGrammar, GrammarError
 from dragoman_agent.engine.messages import (
     Cancel,
@@ -76,6 +77,9 @@ class EngineCore:
         self.scheduler = Scheduler(plan)
         self.requests: dict[str, Request] = {}
         self._device = device
+        self.exchange = (
+            BlockExchange(device, self.scheduler.pool, plan.max_num_seqs) if isinstance(device, BlockDevice) else None
+        )
         self._tokenizer = tokenizer
         self._model_digest = model_digest
         self._plan = plan
@@ -323,6 +327,8 @@ class EngineCore:
         if request.started is None:
             request.started = now
             request.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+            if self.exchange is not None:
+                self.exchange.note_use(sequence.block_table[: request.num_cached_tokens // self._plan.page_size])
 
     # Results.
 

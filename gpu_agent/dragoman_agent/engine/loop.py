@@ -6,16 +6,20 @@ import logging
 import select
 import socket
 import time
+from collections import deque
 
 from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import DeviceError
 from dragoman_agent.engine.core import EngineCore
+from dragoman_agent.engine.exchange import BlockExchange
 from dragoman_agent.engine.messages import (
     Cancel,
     Credit,
+    ExportBlocks,
     Fatal,
     FrameDecoder,
     FromEngine,
+    ImportBlocks,
     Shutdown,
     Start,
     StartEmbed,
@@ -73,10 +77,14 @@ def run(connection: Connection, core: EngineCore) -> bool:
     """Serve until Shutdown or until the other end is gone; False when the device failed, which was then said."""
     last_frame = time.monotonic()
     timeout = 0.0
+    exchanges: deque[ExportBlocks | ImportBlocks] = deque()
     while connection.is_open:
         for message in connection.receive(timeout):
             if isinstance(message, Start | StartEmbed | Cancel | Credit | Tune):
                 core.receive(message)
+            elif isinstance(message, ExportBlocks | ImportBlocks):
+                if core.exchange is not None:
+                    exchanges.append(message)
             elif isinstance(message, Shutdown):
                 connection.send(core.fail_all(error_pb2.ERROR_REASON_AGENT_LOST, STOPPED_MESSAGE))
                 return True
@@ -84,6 +92,8 @@ def run(connection: Connection, core: EngineCore) -> bool:
                 logger.warning("ignoring a message that is no command: %s", type(message).__name__)
         try:
             num_sent = connection.num_sent
+            if core.exchange is not None:
+                _exchange(connection, core, core.exchange, exchanges)
             ran = core.turn(connection.send)
             if connection.num_sent == num_sent and time.monotonic() - last_frame >= TICK_SECONDS:
                 connection.send(core.tick())
@@ -95,10 +105,24 @@ def run(connection: Connection, core: EngineCore) -> bool:
             connection.send(core.fail_all(reason, f"the device failed in this step: {error}"))
             connection.send(Fatal(int(reason), f"the device failed: {error}"))
             return False
-        if ran or core.has_output:
+        if ran or core.has_output or exchanges:
             timeout = 0.0
         elif core.requests:
             timeout = _COMPILING_POLL_SECONDS if core.is_compiling else _WAITING_POLL_SECONDS
         else:
             timeout = max(0.0, last_frame + TICK_SECONDS - time.monotonic())
     return True
+
+
+def _exchange(
+    connection: Connection, core: EngineCore, exchange: BlockExchange, commands: deque[ExportBlocks | ImportBlocks]
+) -> None:
+    """One exchange a turn, so that the steps go on. What came in is told at once: the next request may need it."""
+    came_in = bool(commands) and isinstance(commands[0], ImportBlocks)
+    if commands:
+        exchange.receive(commands.popleft())
+    answers, exchange.answers = exchange.answers, []
+    if came_in:
+        connection.send(core.tick())
+    for answer in answers:
+        connection.send(answer)

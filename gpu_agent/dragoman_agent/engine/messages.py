@@ -122,6 +122,38 @@ class Tune:
 
 
 @dataclass(slots=True)
+class ExportBlocks:
+    """Read cached blocks out: of `digests` in order, or those that lead to the last cached one of `units`.
+
+    Answered by BlocksExported. `first` and `max_num_blocks` take a part, so that a step is never held up for long.
+    """
+
+    exchange_id: str
+    units: list[bytes] = field(default_factory=list)  # first 8 bytes of the units' hashes, first unit first
+    digests: list[bytes] = field(default_factory=list)  # 32 bytes each
+    first: int = 0
+    max_num_blocks: int = 1
+
+
+@dataclass(slots=True)
+class CachedBlock:
+    """One cached block with its names, 32 bytes each; `parent` is empty for the first block of a prefix."""
+
+    digest: bytes
+    parent: bytes
+    units: list[bytes]
+    data: bytes
+
+
+@dataclass(slots=True)
+class ImportBlocks:
+    """Write blocks in and enter them into the prefix cache, in order. Answered by BlocksImported."""
+
+    exchange_id: str
+    blocks: list[CachedBlock]
+
+
+@dataclass(slots=True)
 class Shutdown:
     """Stop now: each live request gets a Failed event, then the process ends."""
 
@@ -152,6 +184,31 @@ class Fatal:
 
     reason: int  # ErrorReason number
     message: str
+
+
+@dataclass(slots=True)
+class BlocksExported:
+    """The part that was asked for, and how many blocks there are in all."""
+
+    exchange_id: str
+    blocks: list[CachedBlock]
+    num_cached: int
+
+
+@dataclass(slots=True)
+class BlocksImported:
+    """How many blocks are new in the cache, and how many were there before; the others were not taken."""
+
+    exchange_id: str
+    num_imported: int
+    num_present: int
+
+
+@dataclass(slots=True)
+class BlocksUsed:
+    """A request starts from blocks that this exchange brought. Said once for each."""
+
+    exchange_id: str
 
 
 @dataclass(slots=True)
@@ -257,13 +314,13 @@ class Step:
     removed_hashes: list[bytes] = field(default_factory=list)
 
 
-ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Tune | Shutdown
-FromEngine: TypeAlias = Progress | Ready | Fatal | Step
+ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Tune | ExportBlocks | ImportBlocks | Shutdown
+FromEngine: TypeAlias = Progress | Ready | Fatal | Step | BlocksExported | BlocksImported | BlocksUsed
 Message: TypeAlias = ToEngine | FromEngine | Opened | Delta | Finished | Failed | Embedded
 
 _TYPES: tuple[type[Any], ...] = (
     Start, StartEmbed, Cancel, Credit, Shutdown, Progress, Ready, Fatal, Step, Delta, Finished, Failed, Embedded,
-    Sampling, Stop, Load, LogprobEntry, GrammarSpec, Opened, Tune,
+    Sampling, Stop, Load, LogprobEntry, GrammarSpec, Opened, Tune, ExportBlocks, ImportBlocks, CachedBlock, BlocksExported, BlocksImported, BlocksUsed,
 )  # fmt: skip
 _CODES = {cls: code for code, cls in enumerate(_TYPES)}
 _FIELDS = {cls: attrgetter(*(f.name for f in dataclasses.fields(cls))) for cls in _TYPES if dataclasses.fields(cls)}
