@@ -86,9 +86,9 @@ def find_knee(sizes: Sequence[float], rates: Sequence[float]) -> Knee:
         raise ValueError("a knee needs the rates of three sizes at least")
     best = max(range(len(rates)), key=rates.__getitem__)
     plateau, floor = rates[best], rates[-1]
-    if plateau < 1.25 * floor:
+    if plateau < _MIN_KNEE * floor:
         raise ValueError(
-            "repeated reads are nowhere a quarter quicker than those of the largest buffer: no knee was seen"
+            f"repeated reads are nowhere {_MIN_KNEE - 1:.0%} quicker than those of the largest buffer: no knee was seen"
         )
     halfway = (plateau + floor) / 2
     after = next(i for i in range(best + 1, len(rates)) if rates[i] < halfway)

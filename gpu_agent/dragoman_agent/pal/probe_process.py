@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 STEP_TIMEOUT_SECONDS = 60.0  # the first step opens the device and compiles, the first product waits for torch
 _MAX_STARTS = 6
+_NOT_OPENED = 1  # the exit code of a process that could not start on the device
 _BROKEN_CONTEXT = 3  # the exit code of a process whose failed step took the device's context with it
 
 
@@ -47,7 +48,7 @@ def run_probe(
             return run
         process = _Process(command(left))
         answered, ended = process.follow(left, run, step_timeout_seconds)
-        if not answered and not run.seconds and "took over" not in ended:
+        if process.returncode == _NOT_OPENED and not run.seconds:
             raise ProfileError(process.last_words() or ended)
         left = left[len(answered) :]
         if left and not (process.returncode == _BROKEN_CONTEXT and answered):

@@ -38,7 +38,7 @@ def _read_bytes(shape: Shape) -> int:
 
 def _exchange(width: int) -> KernelContract:
     """Each exchange reads and writes its word, in L2."""
-    return _contract("latency", "num_exchanges", lambda s: 2 * width // 8 * s["num_exchanges"])
+    return _contract("latency", "num_exchanges", lambda s: 2 * width // 8 * s["num_exchanges"], registers=64)
 
 
 def _rounds(shape: Shape) -> int:
