@@ -43,6 +43,7 @@ def join(
         return FoundDevice(reading.facts, dict(reading.values), problem=reading.problem, address=reading.address)
     facts = replace(reading.facts, uuid=nvml.mig_uuid or reading.facts.uuid)
     values = {**nvml.values, **reading.values, **shared}
+    _verify_capabilities(values, nvml_problem)
     notes = [*_nvml_notes(nvml, nvml_problem, environ)]
     if "memory.l2_size" in reading.unreported:
         notes.append(troubles.L2_NOT_REPORTED.text())
@@ -70,6 +71,14 @@ def join(
         holders=nvml.holders,
         address=reading.address,
     )
+
+
+def _verify_capabilities(values: dict[str, Value], nvml_problem: str) -> None:
+    """Say of the container's capabilities which were seen to work: compute lists this device, utility is NVML."""
+    given = values.get("container.driver_capabilities")
+    if given is not None:
+        utility = f"does not: {nvml_problem}" if nvml_problem else "works"
+        values["container.driver_capabilities"] = replace(given, note=f"compute works, utility {utility}")
 
 
 def _nvml_notes(nvml: NvmlReading, problem: str, environ: Mapping[str, str]) -> list[str]:

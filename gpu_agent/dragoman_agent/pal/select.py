@@ -61,7 +61,7 @@ def choose_device(inventory: Inventory, requested: str, needs: Needs) -> Selecti
     """Pick a device in three steps: probed, matched with the model, runtime valid.
 
     `requested` is "auto" or a kind such as "cpu". A discrete device is preferred to an integrated one, one with room for
-    long sequences to one without, then the one with the faster memory bus, then the one with most free memory.
+    long sequences to one without, then the faster memory bus, then a PCIe link with all its lanes, then most free memory.
     Raises NoDeviceError.
     """
     refusals = [(device, refusal_of(device, requested, needs)) for device in inventory.devices]
@@ -117,12 +117,13 @@ def _match(device: FoundDevice, needs: Needs) -> _Refusal | None:
     )
 
 
-def _preference(device: FoundDevice, needs: Needs) -> tuple[bool, bool, bool, float, float]:
+def _preference(device: FoundDevice, needs: Needs) -> tuple[bool, bool, bool, float, float, float]:
     return (
         device.facts.kind != "cpu",
         not device.integrated,
         _is_roomy(device, needs),
         _bus_bandwidth(device),
+        _link_share(device),
         _free_bytes(device),
     )
 
@@ -143,6 +144,14 @@ def _bus_bandwidth(device: FoundDevice) -> float:
     return float(value.value) if value is not None and isinstance(value.value, int | float) else 0.0
 
 
+def _link_share(device: FoundDevice) -> float:
+    """Lanes in use over the lanes there could be; 1 where the driver does not tell."""
+    width, most = (device.values.get(f"link.{name}") for name in ("width", "max_width"))
+    if width is None or most is None or not isinstance(width.value, int) or not isinstance(most.value, int):
+        return 1.0
+    return width.value / most.value if 0 < width.value < most.value else 1.0
+
+
 def _passed_over(device: FoundDevice, best: FoundDevice, needs: Needs) -> str:
     """Why a device that fits was not taken: the first thing in which the best one is better."""
     name = best.facts.name
@@ -155,6 +164,9 @@ def _passed_over(device: FoundDevice, best: FoundDevice, needs: Needs) -> str:
     ours, theirs = _bus_bandwidth(device), _bus_bandwidth(best)
     if ours < theirs:
         return f"the memory bus of {name} carries {theirs / 1e9:,.0f} GB/s, this one {ours / 1e9:,.0f} GB/s"
+    if _link_share(device) < _link_share(best):
+        width, most = (device.values[f"link.{part}"].value for part in ("width", "max_width"))
+        return f"its PCIe link runs at x{width} of x{most}, that of {name} does not"
     if _free_bytes(device) < _free_bytes(best):
         return f"{name} has more free memory"
     return f"{name} is its equal and comes first"
@@ -191,9 +203,11 @@ def _ahead_of(best: FoundDevice, rivals: list[FoundDevice], needs: Needs) -> str
         return f"room for long sequences: {bytes_text(_free_bytes(best))} free"
     if _bus_bandwidth(second) < _bus_bandwidth(best):
         return f"the fastest memory bus of {len(rivals) + 1} GPUs that fit: {_bus_bandwidth(best) / 1e9:,.0f} GB/s"
-    return (
-        "most free memory" if _free_bytes(second) < _free_bytes(best) else f"the first of {len(rivals) + 1} equal GPUs"
-    )
+    if _link_share(second) < _link_share(best):
+        return "the only one of equal GPUs whose PCIe link has all its lanes"
+    if _free_bytes(second) < _free_bytes(best):
+        return "most free memory"
+    return f"the first of {len(rivals) + 1} equal GPUs"
 
 
 def _nothing_fits(

@@ -56,6 +56,11 @@ def test_capabilities_are_reported_with_the_card(tmp_path: Path) -> None:
     values = look(tmp_path, environ=environ, files={"/.dockerenv": ""}).values
     assert values["container.visible_devices"].value == "0"
     assert values["container.driver_capabilities"].value == "compute,utility"
+    assert values["container.driver_capabilities"].note == "compute works, utility works"
+    mute = look(tmp_path / "mute", environ=environ, nvml=FakeStaticNvml(init_error=12))
+    assert mute.values["container.driver_capabilities"].note == (
+        "compute works, utility does not: NVML Shared Library Not Found"
+    )
 
 
 def test_a_share_under_mps_takes_multiprocessors_and_memory(tmp_path: Path) -> None:
