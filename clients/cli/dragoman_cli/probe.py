@@ -64,7 +64,7 @@ def _show_devices(console: Console, inventory: Any) -> None:
     table = Table(box=SIMPLE_HEAD, title="devices", title_justify="left")
     for name in ("device", "kind", "architecture", "memory", "chosen", "why"):
         table.add_column(name, overflow="fold")
-    remarks = []
+    remarks: list[str] = []
     for verdict in verdicts(inventory):
         facts = verdict.device.facts
         memory = quantity(facts.memory_bytes, "bytes") if facts.memory_bytes else "unknown"
