@@ -15,14 +15,17 @@ from typing import Any
 import dragoman
 from dragoman.address import host_port
 from dragoman.durations import duration_of
-from dragoman.v1 import agent_pb2, agent_registry_service_pb2, telemetry_service_pb2
+from dragoman.v1 import agent_pb2, agent_registry_service_pb2, error_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.draining import Drainer
-from dragoman_agent.engine.messages import Progress, Ready, Step
+from dragoman_agent.engine.messages import Progress, Ready, Step, Tune
+from dragoman_agent.hardware_watch import HardwareWatch
 from dragoman_agent.kv_journal import KvJournal
 from dragoman_agent.membership import Membership
 from dragoman_agent.metrics import AgentMetrics
 from dragoman_agent.pal.observed import Observations
+from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.replan import SUBJECT as REPLAN_SUBJECT
 from dragoman_agent.registration import AgentPart, HintEnd
 from dragoman_agent.rpc.acceptance import Acceptance
 from dragoman_agent.rpc.embedding import EmbeddingServicer
@@ -79,6 +82,9 @@ class Agent:
         self._observations = Observations(plan, prepared.pal.log, self._metrics.take_decision)
         for decision in prepared.pal.log.all():
             self._metrics.take_decision(decision)
+        model = None if plan.device_kind == "null" else prepared.source.config
+        pids = (os.getpid(), prepared.engine.pid)
+        self._watch = HardwareWatch(prepared.pal, model, self._metrics, self, lambda: pids)
         self._step_clock = StepClock(plan.step_model.decode_step_seconds(1, plan.max_context_tokens / 2))
         self._gate = Gate(
             self._engine,
@@ -154,6 +160,7 @@ class Agent:
         if self._gate.phase is Phase.LOADING:
             self._gate.phase = Phase.SERVING
         self._observations.loaded(ready.info)
+        self._watch.start()
         self._membership = Membership(self._settings.controllers, self._agent_part())
         self._gate.on_outcome = self._membership.report
         self._membership.start()
@@ -175,6 +182,7 @@ class Agent:
     def _take_step(self, step: Step) -> None:
         self._metrics.take_step(step, self._engine.num_tokens_of_step)
         self._observations.take_step(step.load, step.step_seconds)
+        self._watch.take_step(step)
         if step.step_seconds:
             self._step_clock.add(step.step_seconds + step.host_seconds)
         if step.stored_hashes or step.removed_hashes:
@@ -205,7 +213,7 @@ class Agent:
             describe=self._describe,
             epoch=self.epoch,
             monotonic_ms=_monotonic_ms,
-            state=lambda: _STATES[self._gate.phase],
+            state=self._state,
             load=self._load,
             set_keys=self._verifier.set_keys if self._verifier is not None else lambda source, keys: None,
             drain=self.drain,
@@ -221,7 +229,7 @@ class Agent:
         ended(HintEnd(outcome, "this agent keeps KV blocks on its device only; there is nothing to fetch them from"))
 
     def _describe(self) -> agent_pb2.Agent:
-        plan = self._pal.plan
+        plan = self._watch.plan
         agent = agent_pb2.Agent(
             agent_id=self.agent_id,
             data_address=self._settings.advertise or self._grpc_address,
@@ -246,6 +254,9 @@ class Agent:
             )
         return agent
 
+    def _state(self) -> agent_pb2.AgentState:
+        return agent_pb2.AGENT_STATE_DRAINING if self._gate.cordoned else _STATES[self._gate.phase]
+
     def _load(self) -> agent_pb2.AgentLoad:
         load = self._engine.load
         message = agent_pb2.AgentLoad(step_seconds=self._step_clock.mean())
@@ -262,9 +273,7 @@ class Agent:
         return message
 
     def _load_sample(self) -> telemetry_service_pb2.AgentLoadSample:
-        return telemetry_service_pb2.AgentLoadSample(
-            agent_id=self.agent_id, state=_STATES[self._gate.phase], load=self._load()
-        )
+        return telemetry_service_pb2.AgentLoadSample(agent_id=self.agent_id, state=self._state(), load=self._load())
 
     async def _watch_health(self) -> None:
         """Liveness and readiness follow the step age: a process that answers and does not step is not healthy."""
@@ -284,7 +293,28 @@ class Agent:
             return
         stepping = self._engine.is_serving
         live = stepping or (self._engine.ready is None and not self._engine.is_dead)
-        await self._server.set_health(live=live, ready=stepping and self._gate.phase is Phase.SERVING)
+        await self._server.set_health(live=live, ready=stepping and self._gate.is_open)
+
+    # WatchHost.
+
+    def tune(self, limits: Tune) -> None:
+        """See WatchHost."""
+        self._engine.tune(limits)
+
+    def plan_changed(self, plan: Plan) -> None:
+        """See WatchHost."""
+        self._observations.use(plan, REPLAN_SUBJECT)
+        if self._membership is not None:
+            self._membership.describe_again()
+
+    def cordon(self, reason: str) -> None:
+        """See WatchHost. The process stays until it is told to go: what it serves may still end well."""
+        self._gate.cordoned = reason
+        self._announce("cordoned", message=reason)
+
+    def device_lost(self, reason: str) -> None:
+        """See WatchHost."""
+        self._engine.abandon(int(error_pb2.ERROR_REASON_DEVICE_FAULT), f"{reason}; resume on another agent")
 
     # The end.
 
@@ -352,6 +382,7 @@ class Agent:
             await leaving
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server.close)
+        await self._watch.close()
 
     def _announce(self, event: str, **fields: Any) -> None:
         if self._settings.announce:

@@ -56,10 +56,10 @@ class LiveThread:
         self._thread.start()
 
     def close(self) -> None:
-        """End and wait for it: a burst of counters may take a second. Blocks; safe to call twice, and before start."""
+        """End, and wait a moment for it: a burst of counters may take longer. Blocks; safe to call twice, and before start."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         was_gone = False
