@@ -17,8 +17,8 @@ _EXCHANGE_128_CAPABILITY = 90
 _ERRORS = 384  # byte offset beside the barriers' counter (0) and flag (256)
 
 
-def _empty(bench: Bench, name: str = "empty", **how: bool) -> Launch:
-    return bench.session.launch("launch", name, bench.session.num_multiprocessors, _THREADS, **how)
+def _empty(bench: Bench, name: str = "empty", *, dependent: bool = False) -> Launch:
+    return bench.session.launch("launch", name, bench.session.num_multiprocessors, _THREADS, dependent=dependent)
 
 
 def _grid_note(bench: Bench) -> str:
@@ -40,7 +40,7 @@ def graph_node(bench: Bench) -> dict[str, Value]:
     session = bench.session
 
     def graph_of(launch: Launch) -> Callable[[int], Callable[[], object]]:
-        return lambda count: session.capture(lambda: [launch() for _ in range(count)])
+        return lambda count: session.capture(lambda: launch.times(count))
 
     plain = _a_piece(bench, graph_of(_empty(bench)), 200, 1000)
     values = {"scheduling.graph_node": measured(plain, "s", _grid_note(bench) + ", dependent on the one before")}
@@ -59,15 +59,14 @@ def stream_launch(bench: Bench) -> dict[str, Value]:
     launch = _empty(bench)
 
     def many_of(count: int) -> Callable[[], object]:
-        return lambda: [launch() for _ in range(count)]
+        return lambda: launch.times(count)
 
     gap = _a_piece(bench, many_of, 100, 400)
     host = []
     for _ in range(bench.repeats):
         session.synchronize()
         start = time.perf_counter()
-        for _ in range(200):
-            launch()
+        launch.times(200)
         host.append((time.perf_counter() - start) / 200)
     session.synchronize()
     return {
@@ -117,7 +116,7 @@ def events(bench: Bench) -> dict[str, Value]:
     there, back, plain = session.event(), session.event(), session.event()
 
     def kernels(count: int) -> Callable[[], object]:
-        return lambda: [launch() for _ in range(count)]
+        return lambda: launch.times(count)
 
     def recorded(count: int) -> Callable[[], object]:
         def work() -> None:

@@ -94,7 +94,7 @@ def _call(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
 
 
 def _text(nvrtc: Any, program: Any, get_size: Any, get: Any) -> bytes:
-    buffer = b" " * _call(nvrtc, get_size(program))
+    buffer = bytes(_call(nvrtc, get_size(program)))  # written in place by the binding
     _call(nvrtc, get(program, buffer))
     return buffer
 

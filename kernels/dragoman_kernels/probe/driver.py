@@ -80,6 +80,11 @@ class Launch:
             self._config.hStream = where
             session.call(session.driver.cuLaunchKernelEx(self._config, self._kernel, address, 0))
 
+    def times(self, count: int) -> None:
+        """Queue it `count` times on the session's stream."""
+        for _ in range(count):
+            self()
+
 
 def _config(driver: Any, grid: int, block: int, dependent: bool, cooperative: bool) -> Any:
     """A launch with attributes."""
@@ -183,10 +188,19 @@ class Session:
         return self._kernels[key]
 
     def launch(
-        self, source: str, name: str, grid: int, block: int, arguments: Sequence[Any] = (), **how: bool
+        self,
+        source: str,
+        name: str,
+        grid: int,
+        block: int,
+        arguments: Sequence[Any] = (),
+        *,
+        dependent: bool = False,
+        cooperative: bool = False,
     ) -> Launch:
         """A launch of a kernel of csrc/probe; see Launch."""
-        return Launch(self, self.kernel(source, name), grid, block, arguments, **how)
+        kernel = self.kernel(source, name)
+        return Launch(self, kernel, grid, block, arguments, dependent=dependent, cooperative=cooperative)
 
     def blocks_per_multiprocessor(self, source: str, name: str, block: int) -> int:
         """How many blocks of `block` threads of this kernel one multiprocessor holds at a time."""

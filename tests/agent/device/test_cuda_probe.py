@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.simulated_gpu import Card, SimulatedGpu
@@ -176,6 +177,25 @@ def test_a_memory_limit_is_kept(make_bench: MakeBench) -> None:
     assert bench.pool()[1] == 256 << 20
     with pytest.raises(StepError, match="too few"):
         make_bench(memory_bytes=100 << 20).pool()
+
+
+def test_everything_runs_on_the_partition(make_bench: MakeBench) -> None:
+    """On 24 multiprocessors: their streams, and no grid that counts on more."""
+    bench = make_bench()
+    session = bench.session
+    given: list[Any] = []
+
+    def new_stream() -> Any:
+        given.append(session.call(session.driver.cuStreamCreate(1)))
+        return given[-1]
+
+    whole = session.stream
+    session.use_streams(new_stream, 24)
+    before = whole.clock
+    for step in (memory.read, memory.phase, memory.level_two, launch.graph_node, launch.events, link.pinned):
+        step(bench)
+    assert "24 blocks" in launch.grid_barrier(bench)["scheduling.grid_barrier"].note
+    assert whole.clock == before and session.stream is given[0] and len(given) == 3  # events and both ways take another
 
 
 def test_the_program_answers_step_by_step_and_stops_where_the_context_broke(
