@@ -125,18 +125,20 @@ class Command(_message.Message):
     def __init__(self, command_id: _Optional[str] = ..., prefetch_prefix: _Optional[_Union[PrefetchPrefix, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke_request: _Optional[_Union[RevokeRequest, _Mapping]] = ..., rotate_keys: _Optional[_Union[RotateKeys, _Mapping]] = ..., undrain: _Optional[_Union[Undrain, _Mapping]] = ...) -> None: ...
 
 class PrefetchPrefix(_message.Message):
-    __slots__ = ("model", "block_hashes", "source_address", "source_ticket", "source_agent_id")
+    __slots__ = ("model", "block_hashes", "source_address", "source_ticket", "source_agent_id", "time_limit")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TICKET_FIELD_NUMBER: _ClassVar[int]
     SOURCE_AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     model: str
     block_hashes: _containers.RepeatedScalarFieldContainer[int]
     source_address: str
     source_ticket: bytes
     source_agent_id: str
-    def __init__(self, model: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., source_address: _Optional[str] = ..., source_ticket: _Optional[bytes] = ..., source_agent_id: _Optional[str] = ...) -> None: ...
+    time_limit: _duration_pb2.Duration
+    def __init__(self, model: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., source_address: _Optional[str] = ..., source_ticket: _Optional[bytes] = ..., source_agent_id: _Optional[str] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("grace_period",)
