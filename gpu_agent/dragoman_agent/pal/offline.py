@@ -81,7 +81,8 @@ def look_ahead(profile: Profile, model: ModelSource, wish: Wish, switches: Switc
     except PlanError as error:
         if not error.changes:
             raise
-        return Outlook(None, (), (), str(error), _words(error.changes))
+        # The message ends with the changes, which are told one by one here.
+        return Outlook(None, (), (), str(error).partition(" What to do:")[0], _words(error.changes))
     context = min(wish.context_tokens or DEFAULT_CONTEXT_TOKENS, plan.max_context_tokens)
     loads = dict.fromkeys(((context, 1), (context, wish.concurrency or plan.max_num_seqs)))
     forecasts = tuple(Forecast(*load, predict(plan, *load)) for load in loads)
