@@ -31,7 +31,9 @@ def measure_cpu(num_threads: int, cache_dir: Path | None = None, *, full: bool =
     The int8 product runs on the compiled road's own kernels: in a full measurement (which builds them, some seconds), and in a
     quick one where `cache_dir` has them already.
     """
+    logger.debug("probe: step cpu.streams")
     read, copy = _streams(num_threads)
+    logger.debug("probe: step cpu.products")
     size = 768
     left = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
     right = left.T.copy()
@@ -46,8 +48,10 @@ def measure_cpu(num_threads: int, cache_dir: Path | None = None, *, full: bool =
         "scheduling.thread_handover": _handover(),
     }
     if cache_dir is not None and (full or is_built(cache_dir)):
+        logger.debug("probe: step cpu.compiled")
         values |= _compiled(num_threads, cache_dir, full)
     if full:
+        logger.debug("probe: step cpu.threads")
         values |= _streams_by_threads(num_threads)
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -40,13 +41,16 @@ def test_a_quick_measurement_has_what_a_plan_needs_and_builds_nothing(tmp_path: 
 
 
 def test_a_full_measurement_adds_the_compiled_product_and_each_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if problem := available():
         skip_without("g++", problem)
     cache = default_cache_dir(os.environ)  # where every CPU device's kernels are, so that they are built once a machine
     monkeypatch.setattr(microbench, "_STREAM_BYTES", 4 << 20)  # what is tested is not the rate
-    values = measure_cpu(2, cache, full=True)
+    with caplog.at_level(logging.DEBUG):
+        values = measure_cpu(2, cache, full=True)
+    steps = [record.message for record in caplog.records if record.message.startswith("probe: step")]
+    assert steps == [f"probe: step cpu.{name}" for name in ("streams", "products", "compiled", "threads")]
     assert is_built(cache)
     for name in ("memory.read_by_threads", "memory.copy_by_threads", "compute.matmul_int8_by_threads"):
         assert values[name].labels == ("1", "2")
