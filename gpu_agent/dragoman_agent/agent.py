@@ -9,13 +9,10 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
-import dragoman
 from dragoman.address import host_port
-from dragoman.durations import duration_of
-from dragoman.v1 import agent_pb2, agent_registry_service_pb2, error_pb2, telemetry_service_pb2
+from dragoman.v1 import agent_pb2, error_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.draining import Drainer
 from dragoman_agent.engine.messages import Progress, Ready, Step, Tune
@@ -26,18 +23,20 @@ from dragoman_agent.metrics import AgentMetrics
 from dragoman_agent.pal.observed import Observations
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.replan import SUBJECT as REPLAN_SUBJECT
-from dragoman_agent.registration import AgentPart, HintEnd
+from dragoman_agent.prefetch import Prefetcher
+from dragoman_agent.registration import AgentPart
 from dragoman_agent.rpc.acceptance import Acceptance
 from dragoman_agent.rpc.embedding import EmbeddingServicer
 from dragoman_agent.rpc.engine_client import EngineClient
 from dragoman_agent.rpc.gate import Capacity, Gate, Phase, StepClock
 from dragoman_agent.rpc.generation import GenerationServicer
 from dragoman_agent.rpc.hardware import HardwareServicer
-from dragoman_agent.rpc.kv_transfer import KvTransferServicer
+from dragoman_agent.rpc.kv_transfer import KvFormat, KvTransferServicer
 from dragoman_agent.rpc.served_model import served_model
 from dragoman_agent.rpc.server import AgentServer, Services
 from dragoman_agent.rpc.telemetry import TelemetryServicer
 from dragoman_agent.rpc.tokenizer import TokenizerServicer
+from dragoman_agent.self_report import describe_agent, load_of_agent
 from dragoman_agent.startup import Prepared, StartupError
 from dragoman_agent.tickets import TicketVerifier
 from dragoman_cli.ports import listen_problem
@@ -95,6 +94,10 @@ class Agent:
         )
         self._acceptance = Acceptance(self._gate, self._model, self.epoch)
         self._generation = GenerationServicer(self._engine, self._acceptance, self._model, self.epoch)
+        self._kv_transfer = KvTransferServicer(self._engine, self._gate)
+        self._prefetcher = Prefetcher(
+            self._engine, self._journal, lambda outcome: self._metrics.hints.labels(outcome).inc()
+        )
         self._server: AgentServer | None = None
         self._metrics_server: MetricsServer | None = None
         self._membership: Membership | None = None
@@ -128,7 +131,7 @@ class Agent:
                 tokenizer=TokenizerServicer(self._model),
                 hardware=HardwareServicer(self._pal.view),
                 telemetry=TelemetryServicer(self._metrics.registry, self._load_sample, self._engine),
-                kv_transfer=KvTransferServicer(),
+                kv_transfer=self._kv_transfer,
             )
         )
         await self._server.start(settings.host, settings.port)
@@ -160,6 +163,9 @@ class Agent:
         if self._gate.phase is Phase.LOADING:
             self._gate.phase = Phase.SERVING
         self._observations.loaded(ready.info)
+        self._kv_transfer.format = self._prefetcher.format = KvFormat.of_ready(
+            ready.info, self._model.digest, self._pal.plan.page_size
+        )
         self._watch.start()
         self._membership = Membership(self._settings.controllers, self._agent_part())
         self._gate.on_outcome = self._membership.report
@@ -219,58 +225,28 @@ class Agent:
             drain=self.drain,
             undrain=self._drainer.undrain,
             revoke=self._gate.revoke,
-            prefetch=self._prefetch,
+            prefetch=self._prefetcher.hint,
             journal=self._journal,
         )
 
-    def _prefetch(self, wanted: agent_registry_service_pb2.PrefetchPrefix, ended: Callable[[HintEnd], None]) -> None:
-        outcome = agent_registry_service_pb2.HINT_OUTCOME_REFUSED
-        self._metrics.hints.labels("refused").inc()
-        ended(HintEnd(outcome, "this agent keeps KV blocks on its device only; there is nothing to fetch them from"))
-
     def _describe(self) -> agent_pb2.Agent:
-        plan = self._watch.plan
-        agent = agent_pb2.Agent(
-            agent_id=self.agent_id,
-            data_address=self._settings.advertise or self._grpc_address,
-            devices=self._pal.view.candidates(),
-            version=dragoman.__version__,
-            metrics_address=self._metrics_address,
+        return describe_agent(
+            self.agent_id,
+            self._settings.advertise or self._grpc_address,
+            self._metrics_address,
+            self._pal.view.candidates(),
+            self._model,
+            self._watch.plan,
+            self._kv_transfer.format,
         )
-        agent.start_time.FromSeconds(int(_START_TIME))
-        for name in self._model.names:
-            agent.models.add(
-                model=name,
-                model_digest=self._model.digest,
-                max_context_tokens=self._model.limits.max_context_tokens,
-                kv_block_tokens=plan.page_size,
-                kv_block_count=plan.num_blocks - 1,
-                max_running_requests=plan.max_num_seqs,
-                max_waiting_requests=plan.max_num_waiting,
-                step_model=plan.step_model.to_proto(),
-                plan_digest=plan.digest(),
-                embeds=True,
-                vocabulary_size=self._model.limits.vocab_size,
-            )
-        return agent
 
     def _state(self) -> agent_pb2.AgentState:
         return agent_pb2.AGENT_STATE_DRAINING if self._gate.cordoned else _STATES[self._gate.phase]
 
     def _load(self) -> agent_pb2.AgentLoad:
-        load = self._engine.load
-        message = agent_pb2.AgentLoad(step_seconds=self._step_clock.mean())
-        message.age.CopyFrom(duration_of(self._engine.step_age))
-        message.step_age.CopyFrom(duration_of(self._engine.step_age))
-        message.free_kv_blocks = self._pal.plan.num_blocks - 1  # before the first frame nothing is taken
-        if load is not None:
-            message.waiting_requests = load.waiting
-            message.running_requests = load.running
-            message.free_kv_blocks = load.free_blocks
-            message.pending_prefill_tokens = load.pending_prefill_tokens
-            message.running_context_tokens = load.running_context_tokens
-            message.step_count = load.step_count
-        return message
+        return load_of_agent(
+            self._engine, self._pal.plan.num_blocks - 1, self._step_clock.mean(), self._prefetcher.rate
+        )
 
     def _load_sample(self) -> telemetry_service_pb2.AgentLoadSample:
         return telemetry_service_pb2.AgentLoadSample(agent_id=self.agent_id, state=self._state(), load=self._load())
@@ -374,6 +350,7 @@ class Agent:
         if self._server is not None:
             await self._server.set_health(live=False, ready=False)
         leaving = asyncio.create_task(self._membership.close()) if self._membership is not None else None
+        await self._prefetcher.close()
         await self._engine.stop(ENGINE_STOP_SECONDS)
         self._generation.finish_attaches()
         if self._server is not None:
@@ -387,9 +364,6 @@ class Agent:
     def _announce(self, event: str, **fields: Any) -> None:
         if self._settings.announce:
             print(json.dumps({"event": event, **fields}), flush=True)
-
-
-_START_TIME = time.time()
 
 
 def _monotonic_ms() -> int:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 
 UNIT_TOKENS = 64
+_TRANSFER_LABEL = b"dragoman kv transfer v1"
 _UNIT = struct.Struct(f"<{UNIT_TOKENS}I")
 
 
@@ -52,6 +53,14 @@ def prompt_digest_of_text(text: str) -> bytes:
 def prompt_digest_of_ids(token_ids: Sequence[int]) -> bytes:
     """SHA-256 of the prompt sent as ids: little-endian uint32."""
     return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+
+
+def transfer_digest(unit_hashes: Sequence[int]) -> bytes:
+    """What a ticket binds of a transfer of KV blocks: SHA-256 of a label and the wire hashes of the units.
+
+    The label keeps it apart from every prompt's digest.
+    """
+    return hashlib.sha256(_TRANSFER_LABEL + struct.pack(f"<{len(unit_hashes)}Q", *unit_hashes)).digest()
 
 
 def prompt_digest_of_inputs(digests: Sequence[bytes]) -> bytes:

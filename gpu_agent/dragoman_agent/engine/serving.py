@@ -72,6 +72,9 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
         **getattr(device, "info", {}),
         "load_seconds": time.monotonic() - begun,
     }
+    if core.exchange is not None:
+        kept = core.exchange.format
+        info |= {"kv_type": kept.kv_type, "kv_layout": kept.layout, "kv_block_bytes": kept.block_bytes}
     connection.send(Ready(info))
     return device, core
 

@@ -10,16 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 from dragoman_agent.engine.messages import (
+    BlocksExported,
+    BlocksImported,
+    BlocksUsed,
     Cancel,
     Credit,
     Delta,
     Embedded,
+    ExportBlocks,
     Failed,
     Fatal,
     Finished,
     FrameDecoder,
+    ImportBlocks,
     Load,
     Opened,
     Progress,
@@ -104,6 +110,8 @@ class EngineClient:
         self._idle: asyncio.Future[None] | None = None
         self._step_listeners: list[Callable[[Step], None]] = []
         self._dirty: dict[Callable[[], None], None] = {}
+        self._exchanges: dict[str, asyncio.Future[BlocksExported | BlocksImported]] = {}
+        self.on_blocks_used: Callable[[str], None] = lambda exchange_id: None
         self.live: dict[str, Live] = {}
         self.num_live_seqs = 0
         self.ready: Ready | None = None
@@ -204,6 +212,35 @@ class EngineClient:
         self._end_of_batch()
         return told
 
+    async def export_blocks(self, command: ExportBlocks) -> BlocksExported:
+        """Cached blocks, read between two steps. Raises AGENT_LOST when the engine is gone."""
+        answer = await self._exchange(command)
+        assert isinstance(answer, BlocksExported)
+        return answer
+
+    async def import_blocks(self, command: ImportBlocks) -> BlocksImported:
+        """Enter blocks into the cache, between two steps. Raises AGENT_LOST when the engine is gone."""
+        answer = await self._exchange(command)
+        assert isinstance(answer, BlocksImported)
+        return answer
+
+    async def _exchange(self, command: ExportBlocks | ImportBlocks) -> BlocksExported | BlocksImported:
+        if not self.is_serving:
+            raise DragomanError(error_pb2.ERROR_REASON_AGENT_LOST, "the engine is not serving; ask another agent")
+        future: asyncio.Future[BlocksExported | BlocksImported] = asyncio.get_running_loop().create_future()
+        assert command.exchange_id not in self._exchanges, "an exchange has one command at a time"
+        self._exchanges[command.exchange_id] = future
+        try:
+            self._send(command)
+            return await future
+        finally:
+            self._exchanges.pop(command.exchange_id, None)
+
+    def _answer_exchange(self, answer: BlocksExported | BlocksImported) -> None:
+        future = self._exchanges.get(answer.exchange_id)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
     def grant(self, request_id: str, until: int) -> None:
         """Let the engine send tokens below cursor `until`."""
         if request_id in self.live:
@@ -274,6 +311,10 @@ class EngineClient:
                     self._listener.engine_ready(message)
                 case Fatal():
                     self._fatal = message
+                case BlocksExported() | BlocksImported():
+                    self._answer_exchange(message)
+                case BlocksUsed():
+                    self.on_blocks_used(message.exchange_id)
         self._end_of_batch()
 
     def _end_of_batch(self) -> None:
@@ -328,6 +369,9 @@ class EngineClient:
             return
         self._dead = True
         reason, message = self._cause_of_death()
+        for future in self._exchanges.values():
+            if not future.done():
+                future.set_exception(DragomanError(reason, message))  # type: ignore[arg-type]
         live, self.live, self.num_live_seqs = self.live, {}, 0
         for request_id, entry in live.items():
             failed = Failed(request_id, reason, message)

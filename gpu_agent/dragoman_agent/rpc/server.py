@@ -42,9 +42,9 @@ _ALWAYS = tuple(
         (telemetry_service_pb2, "TelemetryService"),
     )
 )
-_NEVER = (kv_transfer_service_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,)
+_KV_TRANSFER = kv_transfer_service_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name
 # Names whose health follows readiness: they need the engine. "" is the whole server.
-READY_NAMES = ("", READINESS, _GENERATION, _EMBEDDING)
+READY_NAMES = ("", READINESS, _GENERATION, _EMBEDDING, _KV_TRANSFER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class AgentServer:
         telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server(services.telemetry, self._server)
         kv_transfer_service_pb2_grpc.add_KvTransferServiceServicer_to_server(services.kv_transfer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (_GENERATION, _EMBEDDING, *_ALWAYS, *_NEVER, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        names = (_GENERATION, _EMBEDDING, _KV_TRANSFER, *_ALWAYS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
 
     async def start(self, host: str, port: int) -> None:
@@ -88,8 +88,6 @@ class AgentServer:
             raise StartupError(f"cannot listen on {host_port(host, port)}: {error}") from None
         for name in _ALWAYS:
             await self._set(name, True)
-        for name in _NEVER:
-            await self._set(name, False)
         await self.set_health(live=True, ready=False)
         await self._server.start()
 

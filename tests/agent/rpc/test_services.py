@@ -21,8 +21,6 @@ from dragoman.v1 import (
     generation_service_pb2_grpc,
     hardware_service_pb2,
     hardware_service_pb2_grpc,
-    kv_transfer_service_pb2,
-    kv_transfer_service_pb2_grpc,
     telemetry_service_pb2,
     telemetry_service_pb2_grpc,
     tokenizer_service_pb2_grpc,
@@ -305,22 +303,16 @@ async def test_trace_requests_that_cannot_be(channel: grpc.aio.Channel) -> None:
     assert (await error_of(stub.CaptureTrace(memory))).reason_name == "unimplemented"
 
 
-async def test_kv_transfer_says_that_it_is_not_there(channel: grpc.aio.Channel) -> None:
-    stub = kv_transfer_service_pb2_grpc.KvTransferServiceStub(channel)
-    error = await error_of(stub.FetchBlocks(kv_transfer_service_pb2.FetchBlocksRequest()))
-    assert error.reason_name == "unimplemented"
-    assert "does not hand out KV blocks" in error.message
-
-
 async def test_health_by_name(channel: grpc.aio.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
-    ready = ("", "readiness", "liveness", "dragoman.v1.GenerationService", "dragoman.v1.EmbeddingService")
+    ready = (
+        "", "readiness", "liveness", "dragoman.v1.GenerationService", "dragoman.v1.EmbeddingService",
+        "dragoman.v1.KvTransferService",
+    )  # fmt: skip
     always = ("dragoman.v1.TokenizerService", "dragoman.v1.HardwareService", "dragoman.v1.TelemetryService")
     for name in (*ready, *always):
         status = (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
         assert status == health_pb2.HealthCheckResponse.SERVING, name
-    kv = await stub.Check(health_pb2.HealthCheckRequest(service="dragoman.v1.KvTransferService"))
-    assert kv.status == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
