@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
 from dragoman_agent.device.cuda_probe_bench import Bench, StepError
 from dragoman_agent.pal.analysis import measured_rate
 from dragoman_agent.pal.profile import Value
+from dragoman_kernels.probe.driver import Session
 
-_PRODUCTS_A_SAMPLE = 10
+_PRODUCTS_A_SAMPLE = 3
+_REST_SECONDS = 0.06  # before a sample: a card that has just worked hard may be held back by its power limit
+_SUSTAINED_SECONDS = 0.5
 
 
 def matmul_bfloat16(bench: Bench) -> dict[str, Value]:
-    """bfloat16 product of random matrices."""
-    return _floating(bench, "bfloat16")
+    """bfloat16 product of random matrices, of a rested card and of one that has worked at its power limit for a while."""
+    values = _floating(bench, "bfloat16")
+    if bench.full:
+        values |= _sustained(bench)
+    return values
+
+
+def _sustained(bench: Bench) -> dict[str, Value]:
+    torch, size = bench.torch(), _size(bench)
+    with _on_stream(bench):
+        left, right = (torch.randn((size, size), device=_device(bench), dtype=torch.bfloat16) for _ in range(2))
+
+        def several() -> None:
+            for _ in range(_PRODUCTS_A_SAMPLE):
+                left @ right
+
+        several()
+        until = time.perf_counter() + _SUSTAINED_SECONDS
+        while time.perf_counter() < until:
+            bench.session.samples(several, 1)
+        times = bench.session.samples(several, 3 * bench.repeats)
+    note = f"{size}^3, random data, after {_SUSTAINED_SECONDS:g} s of the same"
+    amount = 2 * size**3 * _PRODUCTS_A_SAMPLE
+    return {"compute.matmul_bfloat16_sustained": measured_rate(amount, times, "flop/s", note)}
+
+
+def _rested(session: Session, work: Callable[[], None]) -> float:
+    time.sleep(_REST_SECONDS)
+    (seconds,) = session.samples(work, 1)
+    return seconds
 
 
 def matmul_float16(bench: Bench) -> dict[str, Value]:
@@ -75,7 +107,7 @@ def _quickest(bench: Bench, name: str, ways: dict[str, Callable[[], object]]) ->
         try:
             # The first run allocates, which waits for the device, so it cannot run behind a held stream.
             several()
-            times[way] = session.samples(several, bench.repeats)
+            times[way] = [_rested(session, several) for _ in range(bench.repeats)]
         except RuntimeError as error:  # a product that this library or card does not have
             problem = str(error).strip().splitlines()[0][:200]
     if not times:
