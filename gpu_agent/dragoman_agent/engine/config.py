@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.step_model import StepModel
-from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, Plan, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, MemoryLine, Plan, PrefillAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ def _plan(value: Any) -> Plan:
         "graph_batch_sizes": tuple(value["graph_batch_sizes"]),
         "switches_off": tuple(value["switches_off"]),
         "decode_attention": _each("decode attention", value["decode_attention"], DecodeAttention),
+        "gemm_decode": _each("few-row product", value["gemm_decode"], GemmDecode),
         "prefill_attention": None if prefill is None else _each("prefill attention", [prefill], PrefillAttention)[0],
     }
     return Plan(**{**value, **nested})

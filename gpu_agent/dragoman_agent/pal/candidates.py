@@ -1,18 +1,30 @@
-"""What the device may be asked to time: kernels of a model with their shapes, configurations and predicted seconds. Pure."""
+"""Shortlists of what a plan chooses among, best predicted first, and the kernel calls worth timing for them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal import step_cost
+from dragoman_agent.pal.kernel_calls import Config, KernelCall, KernelKind, predicted_seconds
+from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.plan import DecodeAttention, Plan, PrefillAttention
 from dragoman_agent.pal.profile import Profile
+from dragoman_agent.pal.rates import rates_of
+from dragoman_kernels.triton.launches import DECODE_SPLITS, GEMM_LAUNCHES, decode_launches, prefill_launches
 
-KernelKind = Literal[
-    "decode-attention", "prefill-attention", "gemm", "rms-norm", "add-rms-norm", "silu-mul", "rope-cache", "sample"
-]
+PAGE_SIZES = (16, 64, 128)  # each divides a unit of prefix sharing or is a multiple of it
+DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # upper ends of the buckets of decode attention
+CONTEXTS = (256, 1024, 4096)  # that a launch is judged by: a chat, a document, a long one
+PROMPT_TOKENS = 1024  # of a usual prompt
+GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short side of a tensor core product
+FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
+_MAX_SHORTLIST = 8
+_TIMED_ROWS = (1, 8, 64, 256)
+_TIMED_CHUNKS = (1024, 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +32,8 @@ class TuningCase:
     """One kernel call to time. `key` is its name in Timings: equal keys are equal work.
 
     `shape` by kind: decode-attention batch, context, num_heads, num_kv_heads, head_dim, page_size; prefill-attention
-    the same with `tokens` for batch (one sequence whose last `tokens` are computed); gemm m, n, k; rms-norm,
+    the same with `tokens` for batch (one sequence whose last `tokens` are computed); gemm m, n, k (with a `config` by the
+    kernel of few rows, without by the library); rms-norm,
     add-rms-norm and silu-mul tokens, width; rope-cache tokens, num_heads, num_kv_heads, head_dim; sample rows,
     vocab_size.
     """
@@ -28,10 +41,132 @@ class TuningCase:
     key: str
     kind: KernelKind
     shape: Mapping[str, int]
-    config: DecodeAttention | PrefillAttention | None
+    config: Config
     predicted_seconds: float
+
+
+def contexts_of(model: ModelConfig) -> tuple[int, ...]:
+    """The contexts to judge by that the model can have."""
+    return tuple(context for context in CONTEXTS if context <= model.max_context_tokens) or (model.max_context_tokens,)
+
+
+def decode_shortlist(times: KernelTimes, model: ModelConfig, page_size: int, batch: int) -> list[DecodeAttention]:
+    """At most 8 launches of decode attention for `batch` sequences: each launch with its best split, the best first, and
+    the best one with half and twice as many splits. Empty where no launch fits the device.
+    """
+    scored = []
+    contexts = contexts_of(model)
+    group = model.num_heads // model.num_kv_heads
+    for launch in decode_launches(group, model.head_dim, page_size, times.rates.shared_per_block):
+        options = [
+            (_score(times, model, page_size, option, batch, contexts), option)
+            for option in (DecodeAttention(batch, splits, **asdict(launch)) for splits in DECODE_SPLITS)
+        ]
+        scored.append(min(options, key=lambda entry: entry[0]))
+    scored = [entry for entry in scored if entry[0] < float("inf")]
+    if not scored:
+        return []
+    # Scores within a hundredth are equal: the first in the table is then as good a guess as any.
+    least = min(score for score, _ in scored)
+    scored.sort(key=lambda entry: math.floor(100 * (entry[0] / least - 1)))
+    best = [option for _, option in scored[: _MAX_SHORTLIST - 2]]
+    near = [splits for splits in (best[0].num_splits // 2, best[0].num_splits * 2) if splits in DECODE_SPLITS]
+    return [*best, *(replace(best[0], num_splits=splits) for splits in near)]
+
+
+def prefill_shortlist(times: KernelTimes, model: ModelConfig, page_size: int) -> list[PrefillAttention]:
+    """The launches of prefill attention that fit the device, best predicted first."""
+    rates = times.rates
+    options = [
+        PrefillAttention("paged", **asdict(launch))
+        for launch in prefill_launches(model.head_dim, page_size, rates.capability, rates.shared_per_block)
+    ]
+    tokens = min(PROMPT_TOKENS, model.max_context_tokens)
+
+    def seconds(option: PrefillAttention) -> float:
+        call = step_cost.prefill_attention_call(model, page_size, option, tokens, tokens)
+        return predicted_seconds(rates, call)
+
+    return sorted((option for option in options if seconds(option) < float("inf")), key=seconds)[:_MAX_SHORTLIST]
 
 
 def tuning_cases(profile: Profile, model: ModelConfig, plan: Plan) -> list[TuningCase]:
     """Every call worth timing for `plan`, each key once: the shortlists of its choices, then the rest of a step."""
-    return []
+    times = KernelTimes(rates_of(profile))
+    calls = itertools.chain(
+        _attention_calls(times, model, plan), _page_calls(times, model, plan), _other_calls(model, plan)
+    )
+    unique = {call.key: call for call in calls}
+    return [
+        TuningCase(key, call.kind, dict(call.shape), call.config, predicted_seconds(times.rates, call))
+        for key, call in unique.items()
+    ]
+
+
+def _score(
+    times: KernelTimes,
+    model: ModelConfig,
+    page_size: int,
+    option: DecodeAttention,
+    batch: int,
+    contexts: tuple[int, ...],
+) -> float:
+    """Seconds over the contexts, each in units of the shortest possible, so that a long one does not decide alone."""
+    rates = times.rates
+    token_bytes = 4 * model.num_kv_heads * model.head_dim
+    return sum(
+        predicted_seconds(rates, step_cost.decode_attention_call(model, page_size, option, batch, context))
+        / (rates.phase_seconds + batch * context * token_bytes / rates.read_bandwidth)
+        for context in contexts
+    )
+
+
+def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:
+    batches = [batch for batch in DECODE_BATCHES if batch <= plan.max_num_seqs]
+    for batch, context in itertools.product(batches, contexts_of(model)):
+        if batch * context > (plan.num_blocks - 1) * plan.page_size:
+            continue
+        chosen = [plan.decode_for(batch)] if plan.decode_attention else []
+        for option in (*decode_shortlist(times, model, plan.page_size, batch), *chosen):
+            yield step_cost.decode_attention_call(model, plan.page_size, option, batch, context)
+    options = prefill_shortlist(times, model, plan.page_size)
+    lengths = [PROMPT_TOKENS, plan.max_batch_tokens]
+    for option, tokens in itertools.product(options, lengths):
+        tokens = min(tokens, plan.max_batch_tokens, plan.max_context_tokens)
+        yield step_cost.prefill_attention_call(model, plan.page_size, option, tokens, tokens)
+
+
+def _page_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:
+    """Each page at the batches and the context that pages are compared at."""
+    for page_size, batch in itertools.product(PAGE_SIZES, page_batches(plan.max_num_seqs)):
+        context = contexts_of(model)[min(1, len(contexts_of(model)) - 1)]
+        if batch * context > (plan.num_blocks - 1) * plan.page_size:
+            continue
+        for option in decode_shortlist(times, model, page_size, batch)[:2]:
+            yield step_cost.decode_attention_call(model, page_size, option, batch, context)
+
+
+def few_rows_calls(rows: int, n: int, k: int) -> list[KernelCall]:
+    """Every launch of the kernel of few rows for one matrix."""
+    return [KernelCall("gemm", {"m": rows, "n": n, "k": k}, launch) for launch in GEMM_LAUNCHES]
+
+
+def page_batches(max_num_seqs: int) -> tuple[int, ...]:
+    """The batches at which pages are compared: alone, a few, full."""
+    return tuple(dict.fromkeys(min(batch, max_num_seqs) for batch in (1, 16, max_num_seqs)))
+
+
+def _other_calls(model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:
+    rows = dict.fromkeys(min(rows, plan.max_num_seqs) for rows in (*_TIMED_ROWS, plan.max_num_seqs))
+    chunks = dict.fromkeys(min(tokens, plan.max_batch_tokens) for tokens in (*_TIMED_CHUNKS, plan.max_batch_tokens))
+    for count in (*rows, *chunks):
+        for call, _ in (*step_cost.gemm_calls(model, count), *step_cost.row_calls(model, count)):
+            yield call
+    for count in rows:
+        yield step_cost.head_call(model, count)
+        yield step_cost.sample_call(model, count)
+    for count, (n, k) in itertools.product(
+        FEW_ROWS, (*step_cost.matrices(model), (model.vocab_size, model.hidden_size))
+    ):
+        yield step_cost.gemm_call(count, n, k)
+        yield from few_rows_calls(count, n, k)

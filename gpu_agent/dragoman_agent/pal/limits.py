@@ -31,6 +31,7 @@ class Limits:
     max_num_waiting: int = 256
     memory_utilization: float | None = None  # share of *free* memory
     num_threads: int | None = None
+    latency_target_seconds: float | None = None  # of a step in which others' prompts are computed
 
 
 @dataclass(frozen=True, slots=True)

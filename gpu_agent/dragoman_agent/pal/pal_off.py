@@ -14,7 +14,9 @@ MAX_BATCH_TOKENS = 2048
 MAX_NUM_SEQS = 256
 MIN_GEMM_ROWS = 1
 GRAPH_BATCH_SIZES = (1, 2, 4, *range(8, 257, 8))
-PREFILL_ATTENTION = PrefillAttention("paged", 64, PAGE_SIZE, NUM_WARPS, 3)
+TILE_KEYS = 64
+PREFILL_ATTENTION = PrefillAttention("paged", 64, TILE_KEYS, NUM_WARPS, 3)
+KV_SHARE = 0.8  # of what weights leave of the free memory: a fixed share in place of a budget
 
 _TILE_TOKENS = 128  # keys of a block in the rule below, as FlashAttention-3 counts them at head size 128
 _CONTEXT_TOKENS = 1024  # the context that a rule without lengths is asked for
@@ -25,7 +27,7 @@ _STAGES = 3
 def decode_attention(num_kv_heads: int, num_multiprocessors: int) -> tuple[DecodeAttention, ...]:
     """A bucket for each graph. Splits are rounded down to the power of two that the kernel takes."""
     return tuple(
-        DecodeAttention(batch, _power_of_two(_num_splits(batch * num_kv_heads, num_multiprocessors)), PAGE_SIZE, NUM_WARPS, _STAGES)
+        DecodeAttention(batch, _power_of_two(_num_splits(batch * num_kv_heads, num_multiprocessors)), TILE_KEYS, NUM_WARPS, _STAGES)
         for batch in GRAPH_BATCH_SIZES
     )  # fmt: skip
 

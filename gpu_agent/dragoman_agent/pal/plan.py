@@ -91,7 +91,6 @@ class Plan:
     reduction: Reduction = "l2"  # where parts of a reduction meet
     shared_memory_bytes: int = 0  # of one block, what kernels are built for
     prefetch: bool = False  # KV that another tier holds is copied in ahead of its use
-    pal: bool = True  # False: the one fixed configuration of --pal off
     switches_off: tuple[str, ...] = ()  # parts of the hardware layer that were switched off, see switches.py
 
     def decode_for(self, num_seqs: int) -> DecodeAttention:

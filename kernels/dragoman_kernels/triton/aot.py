@@ -3,7 +3,7 @@
 The launchers themselves are run, on small CPU tensors, with a driver that names a target and launches nothing: what is
 compiled is what a GPU of that architecture would be asked to run.
 
-python -m dragoman_kernels.triton.aot CONFIG.json... [--capability 90]... [--jobs N]
+python -m dragoman_kernels.triton.aot CONFIG.json... [--capability 90]... [--page 64]... [--jobs N]
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 from dragoman_kernels.triton.contracts import contract_name
-from dragoman_kernels.triton.gemm_decode import GEMM_LAUNCHES, gemm_decode
+from dragoman_kernels.triton.gemm_decode import gemm_decode
 from dragoman_kernels.triton.launches import (
     DECODE_SPLITS,
+    GEMM_LAUNCHES,
     DecodeLaunch,
     PrefillLaunch,
     decode_launches,
@@ -52,7 +53,7 @@ from dragoman_kernels.triton.stream_read import stream_read
 CAPABILITIES = tuple(SHARED_LIMIT_BYTES)
 _CPU = torch.device("cpu")
 _PAGE = 64
-_PAGES = (64, 16, 128)
+PAGES = (16, 64, 128)  # tokens in a page that plans choose among
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 
 
@@ -158,11 +159,11 @@ def compiling_for(capability: int) -> Iterator[dict[str, tuple[str, Any, str]]]:
         driver._active = previous
 
 
-def launch_all(shape: ModelShape, capability: int) -> None:
-    """One launch of each form that serving `shape` in bfloat16 on `capability` may make."""
+def launch_all(shape: ModelShape, capability: int, pages: Sequence[int]) -> None:
+    """One launch of each form that serving `shape` in bfloat16 on `capability` with these pages may make."""
     _launch_rows(shape)
     _launch_gemm(shape)
-    _launch_attention(shape, capability)
+    _launch_attention(shape, capability, pages)
     _launch_sampling(shape)
     inputs = StepInputs(8, 4, _CPU)
     inputs.unpack(torch.zeros(256, dtype=torch.int32), _ints(8), 8, 8, 4)
@@ -193,19 +194,17 @@ def _launch_rows(shape: ModelShape) -> None:
 def _launch_gemm(shape: ModelShape) -> None:
     for k in (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size):
         for launch in GEMM_LAUNCHES:
-            gemm_decode(_zeros(8, k), _zeros(32, k), **launch)
+            gemm_decode(_zeros(8, k), _zeros(32, k), **asdict(launch))
 
 
-def _launch_attention(shape: ModelShape, capability: int) -> None:
-    """Every launch that a plan may choose for `capability`, at the usual page; one each at the other pages."""
+def _launch_attention(shape: ModelShape, capability: int, pages: Sequence[int]) -> None:
+    """Every launch that a plan may choose for `capability` and these pages."""
     limit = SHARED_LIMIT_BYTES[capability]
-    group, major = shape.num_heads // shape.num_kv_heads, divmod(capability, 10)
-    for page in _PAGES:
-        decode = decode_launches(group, shape.head_dim, page, limit)
-        prefill = prefill_launches(shape.head_dim, page, major, limit)
-        for launch in decode if page == _PAGE else decode[:1]:
+    group, version = shape.num_heads // shape.num_kv_heads, divmod(capability, 10)
+    for page in pages:
+        for launch in decode_launches(group, shape.head_dim, page, limit):
             _launch_decode(shape, page, launch)
-        for choice in prefill if page == _PAGE else prefill[:1]:
+        for choice in prefill_launches(shape.head_dim, page, version, limit):
             _launch_prefill(shape, page, choice)
 
 
@@ -244,13 +243,13 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
     return registers, stack + local
 
 
-def compile_shapes(shapes: Sequence[ModelShape], capability: int) -> list[Build]:
+def compile_shapes(shapes: Sequence[ModelShape], capability: int, pages: Sequence[int] = PAGES) -> list[Build]:
     """Every kernel that serving `shapes` launches, compiled for `capability`; equal binaries once."""
     if os.environ.get("TRITON_INTERPRET"):
         raise RuntimeError("TRITON_INTERPRET is set: kernels are interpreted and cannot be compiled; unset it")
     with compiling_for(capability) as found:
         for shape in shapes:
-            launch_all(shape, capability)
+            launch_all(shape, capability, pages)
     builds = []
     for name, compiled, constants in found.values():
         registers, spilled = resource_usage(compiled.asm["cubin"])
@@ -280,15 +279,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dragoman_kernels.triton.aot", description=__doc__)
     parser.add_argument("configs", nargs="+", type=Path, help="config.json of each model")
     parser.add_argument("--capability", type=int, action="append", choices=CAPABILITIES, help="default: all")
+    parser.add_argument("--page", type=int, action="append", choices=PAGES, help="tokens in a page (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     arguments = parser.parse_args(argv)
     try:
         shapes = [ModelShape.read(path) for path in arguments.configs]
     except ValueError as error:
         parser.error(str(error))
-    capabilities = arguments.capability or CAPABILITIES
+    capabilities, pages = arguments.capability or CAPABILITIES, arguments.page or PAGES
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        groups = list(pool.map(compile_shapes, [shapes] * len(capabilities), capabilities))
+        groups = list(pool.map(compile_shapes, [shapes] * len(capabilities), capabilities, [pages] * len(capabilities)))
     builds = [build for group in groups for build in group]
     print(table(builds))
     problems = [problem for build in builds for problem in build.problems()]

@@ -13,13 +13,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dragoman_kernels.triton.dependent import launch_options
 
-MAX_NUM_ROWS = 64
-# Bytes under way against blocks a multiprocessor: what is quickest depends on the matrix's height.
-GEMM_LAUNCHES = tuple(
-    dict(zip(("block_n", "block_k", "num_stages", "num_warps"), launch, strict=True))
-    for launch in ((16, 256, 5, 1), (16, 256, 5, 2), (16, 512, 4, 4), (32, 256, 4, 4), (64, 128, 4, 4))
-)
-
 
 @triton.jit
 def _prefetch_l2(pointer):
@@ -78,7 +71,7 @@ def gemm_decode(
     dependent: bool = False,
     prefetch_lines: int = 16,
 ) -> torch.Tensor:
-    """`x` [num_rows, k] times `weight` [n, k] transposed, plus `bias` [n]; returns [num_rows, n]. At most 64 rows.
+    """`x` [num_rows, k] times `weight` [n, k] transposed, plus `bias` [n]; returns [num_rows, n]. At most GEMM_MAX_ROWS rows.
 
     With `dependent` the launch overlaps the end of the kernel before, and each program first asks for
     `prefetch_lines` (a power of two) lines of 128 bytes of each of its weight rows.

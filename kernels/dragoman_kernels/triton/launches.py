@@ -32,6 +32,16 @@ class PrefillLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class GemmLaunch:
+    """Of the product of few rows: outputs of a block, inputs of a tile, stages of its loop, warps of a block."""
+
+    block_n: int
+    block_k: int
+    num_stages: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """What one block uses. Registers are an estimate fitted to compiled kernels, shared memory an upper bound."""
 
@@ -41,15 +51,27 @@ class Resources:
 
 
 # Warps and stages that differ in what they hide: few warps with many tiles under way, or many blocks a multiprocessor.
+# In the order in which the first of equally quick ones is taken: what was measured best on an H200 comes first.
 DECODE_LAUNCHES = tuple(
     DecodeLaunch(*launch)
-    for launch in ((64, 4, 3), (64, 4, 5), (64, 4, 7), (64, 2, 3), (64, 2, 5), (32, 2, 5), (32, 4, 5), (128, 4, 3))
+    for launch in ((64, 4, 5), (64, 4, 3), (64, 2, 3), (64, 2, 5), (64, 4, 7), (32, 4, 5), (32, 2, 5), (128, 4, 3))
 )
 PREFILL_LAUNCHES = tuple(
     PrefillLaunch(*launch)
-    for launch in (
-        (64, 64, 4, 3), (64, 64, 4, 5), (64, 64, 8, 3), (64, 32, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3), (32, 64, 4, 3),
-    )
+    for launch in ((64, 64, 4, 3), (64, 64, 4, 5), (64, 64, 8, 3), (64, 32, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3))
+)
+
+# Bytes under way against blocks a multiprocessor: what is quickest depends on the matrix's height.
+GEMM_LAUNCHES = tuple(
+    GemmLaunch(*launch)
+    for launch in ((16, 256, 5, 1), (16, 256, 5, 2), (16, 512, 4, 4), (32, 256, 4, 4), (64, 128, 4, 4))
+)
+GEMM_MAX_ROWS = 64  # of the product of few rows
+
+# Contracts of the kernels that wait for the one before them themselves, and so may start while it ends.
+DEPENDENT_KERNELS = (
+    "triton.rms_norm", "triton.silu_mul", "triton.rope_cache", "triton.decode_split", "triton.decode_merge",
+    "triton.gemm_decode", "triton.block_max", "triton.block_sum", "triton.pick",
 )  # fmt: skip
 
 
@@ -79,6 +101,7 @@ def prefill_resources(launch: PrefillLaunch, head_dim: int, page_size: int, capa
         registers, scratch = 22 + 1.5 * outputs + 2.2 * scores, 0
     else:
         registers, scratch = 2 + 2.6 * outputs + 3.1 * scores, 2 * launch.block_m * launch.block_n
+        registers *= 1.4 if launch.block_n < page_size else 1.0  # the place in the page is kept beside the tile
     shared = num_tiles * _tile_bytes(launch.block_n, dim, page_size) + 2 * launch.block_m * dim + scratch
     return Resources(shared, round(registers), num_tiles)
 

@@ -68,7 +68,8 @@ def test_a_budget_knows_its_architectures() -> None:
 
 
 def test_one_model_compiles_for_one_target_within_its_contracts() -> None:
-    done = run("", "-m", "dragoman_kernels.triton.aot", str(CONFIGS / "smollm2-135m.json"), "--capability", "89")
+    config = str(CONFIGS / "smollm2-135m.json")
+    done = run("", "-m", "dragoman_kernels.triton.aot", config, "--capability", "89", "--page", "64")
     assert done.returncode == 0, done.stdout + done.stderr
     for name in TRITON_CONTRACTS:
         assert any(line.startswith(name) and line.endswith("kept") for line in done.stdout.splitlines()), done.stdout

@@ -1,0 +1,174 @@
+"""The kernels of a step as calls with a shape: their names in Timings and their predicted seconds. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dragoman_agent.pal.attention_cost import AttentionShape, decode_seconds, prefill_seconds
+from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention
+from dragoman_agent.pal.rates import Rates
+from dragoman_kernels.contract import KernelContract
+from dragoman_kernels.triton.contracts import TRITON_CONTRACTS
+from dragoman_kernels.triton.launches import DecodeLaunch, GemmLaunch, PrefillLaunch
+
+KernelKind = Literal[
+    "decode-attention", "prefill-attention", "gemm", "rms-norm", "add-rms-norm", "silu-mul", "rope-cache", "sample"
+]
+Config = DecodeAttention | PrefillAttention | GemmLaunch | None
+
+# Fitted to a library's products of 1 to 2,048 rows on an H200 (performance tables of 15 shapes, most within 20 %).
+_GEMM_TILE = 64  # rows and columns of an output tile
+_GEMM_PIECE = 512  # inputs under which a tile is not cut further
+# What varies within a family of calls; the rest of a shape names the family.
+_VARYING = {
+    "decode-attention": ("batch", "context"),
+    "prefill-attention": ("tokens", "context"),
+    "gemm": ("m", ""),
+    "sample": ("rows", ""),
+}
+_ROWS_OF = ("tokens", "")
+_SHORT = {
+    "num_heads": "h", "num_kv_heads": "k", "head_dim": "d", "page_size": "p", "batch": "b", "context": "c", "tokens": "t",
+    "m": "m", "n": "n", "k": "k", "width": "w", "rows": "r", "vocab_size": "v", "num_splits": "s", "block_m": "m",
+    "block_n": "n", "block_k": "k", "num_warps": "w", "num_stages": "g",
+}  # fmt: skip
+_ATTENTION = ("num_heads", "num_kv_heads", "head_dim", "page_size")
+# Parts of a key in their order; names in one tuple share a part. The configuration is the last part, where there is one.
+_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "decode-attention": (_ATTENTION, ("batch",), ("context",)),
+    "prefill-attention": (_ATTENTION, ("tokens",), ("context",)),
+    "gemm": (("m",), ("n",), ("k",)),
+    "rms-norm": (("tokens",), ("width",)),
+    "add-rms-norm": (("tokens",), ("width",)),
+    "silu-mul": (("tokens",), ("width",)),
+    "rope-cache": (_ATTENTION[:3], ("tokens",)),
+    "sample": (("rows",), ("vocab_size",)),
+}
+_CONFIGS: dict[str, tuple[str, ...]] = {
+    "decode-attention": ("num_splits", "block_n", "num_warps", "num_stages"),
+    "prefill-attention": ("block_m", "block_n", "num_warps", "num_stages"),
+    "gemm": ("block_n", "block_k", "num_stages", "num_warps"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One call. `shape` has the names of `_PARTS` but those of the configuration; see `candidates.TuningCase`."""
+
+    kind: KernelKind
+    shape: Mapping[str, int]
+    config: Config = None
+
+    @property
+    def key(self) -> str:
+        """Its name in Timings, such as "gemm/m8/n4096/k1024": equal names are equal work."""
+        return self._name(())
+
+    @property
+    def family(self) -> str:
+        """Its name without what varies: calls of a family differ in rows and context only."""
+        return self._name(_VARYING.get(self.kind, _ROWS_OF))
+
+    @property
+    def point(self) -> tuple[int, int]:
+        """(rows, context) inside the family; context 0 where the kind has none."""
+        rows, context = _VARYING.get(self.kind, _ROWS_OF)
+        return self.shape[rows], self.shape[context] if context else 0
+
+    def _name(self, without: tuple[str, ...]) -> str:
+        parts = [
+            "-".join(f"{_SHORT[name]}{self.shape[name]}" for name in group if name not in without)
+            for group in _PARTS[self.kind]
+        ]
+        if self.config is not None:
+            parts.append("-".join(f"{_SHORT[name]}{getattr(self.config, name)}" for name in _CONFIGS[self.kind]))
+        return "/".join([self.kind, *(part for part in parts if part)])
+
+
+def parse_key(key: str) -> KernelCall | None:
+    """The call that has this key; None where no call of this version has it."""
+    kind, *parts = key.split("/")
+    groups = _PARTS.get(kind, ())
+    shape = _read(groups, parts[: len(groups)])
+    if not groups or shape is None:
+        return None
+    if len(parts) == len(groups):
+        return None if kind.endswith("attention") else KernelCall(kind, shape)  # type: ignore[arg-type]  # a key of _PARTS
+    launch = _read((_CONFIGS.get(kind, ()),), parts[len(groups) :])
+    if not launch:
+        return None
+    config: Config
+    if kind == "decode-attention":
+        config = DecodeAttention(max_batch=shape["batch"], **launch)
+    elif kind == "prefill-attention":
+        config = PrefillAttention("paged", **launch)
+    else:
+        config = GemmLaunch(**launch)
+    return KernelCall(kind, shape, config)  # type: ignore[arg-type]  # a key of _PARTS
+
+
+def _read(groups: tuple[tuple[str, ...], ...], parts: list[str]) -> dict[str, int] | None:
+    if len(groups) != len(parts):
+        return None
+    values: dict[str, int] = {}
+    for group, part in zip(groups, parts, strict=True):
+        found = re.fullmatch("-".join(rf"{_SHORT[name]}(\d{{1,9}})" for name in group), part)
+        if found is None:
+            return None
+        values |= {name: int(text) for name, text in zip(group, found.groups(), strict=True)}
+    return values
+
+
+def predicted_seconds(rates: Rates, call: KernelCall) -> float:
+    """Analytic seconds of `call` in a graph of dependent kernels: phase + max(bytes / rate, operations / rate)."""
+    shape = call.shape
+    if isinstance(call.config, DecodeAttention):
+        config = call.config
+        launch = DecodeLaunch(config.block_n, config.num_warps, config.num_stages)
+        return decode_seconds(
+            rates, _attention_shape(shape), launch, config.num_splits, shape["batch"], shape["context"]
+        )
+    if isinstance(call.config, PrefillAttention):
+        chosen = call.config
+        work = PrefillLaunch(chosen.block_m, chosen.block_n, chosen.num_warps, chosen.num_stages)
+        return prefill_seconds(rates, _attention_shape(shape), work, shape["tokens"], shape["context"])
+    if call.kind == "gemm":
+        return gemm_seconds(rates, shape["m"], shape["n"], shape["k"])
+    if call.kind == "sample":
+        rows = {"num_rows": shape["rows"], "vocab_size": shape["vocab_size"]}
+        return sum(_row_seconds(rates, name, rows) for name in ("block_max", "block_sum", "pick"))
+    if call.kind == "rope-cache":
+        return _row_seconds(rates, "rope_cache", {"num_tokens": shape["tokens"], **shape})
+    name = "silu_mul" if call.kind == "silu-mul" else "rms_norm"
+    has_residual = int(call.kind == "add-rms-norm")
+    return _row_seconds(
+        rates, name, {"num_tokens": shape["tokens"], "width": shape["width"], "has_residual": has_residual}
+    )
+
+
+def gemm_seconds(rates: Rates, m: int, n: int, k: int) -> float:
+    """A product [m, k] x [k, n] in two bytes: phase + max(bytes / rate, operations / rate).
+
+    Output tiles, each cut along k as far as that pays, share the multiprocessors; too few leave some without work.
+    """
+    pieces = -(-m // _GEMM_TILE) * -(-n // _GEMM_TILE) * max(k // _GEMM_PIECE, 1)
+    rate = rates.matmul_rate * min(1.0, pieces / rates.num_multiprocessors)
+    moved = 2 * (n * k + m * k + m * n)
+    return rates.phase_seconds + max(moved / rates.phase_rate, 2 * m * n * k / rate)
+
+
+def contract(name: str) -> KernelContract:
+    """The contract of the Triton kernel `name`."""
+    return TRITON_CONTRACTS[f"triton.{name}"][2]
+
+
+def _row_seconds(rates: Rates, name: str, shape: Mapping[str, int]) -> float:
+    cost = contract(name).cost(shape)
+    return cost.num_phases * rates.phase_seconds + rates.stream_seconds(cost.num_bytes)
+
+
+def _attention_shape(shape: Mapping[str, int]) -> AttentionShape:
+    return AttentionShape(shape["num_heads"], shape["num_kv_heads"], shape["head_dim"], shape["page_size"])

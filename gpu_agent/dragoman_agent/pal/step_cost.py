@@ -1,0 +1,127 @@
+"""Which kernels a step of a model runs and how long they take together: t = sum over kernels. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.kernel_calls import KernelCall
+from dragoman_agent.pal.kernel_times import KernelTimes
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
+from dragoman_kernels.triton.launches import GemmLaunch
+
+# Around the model a step runs: metadata in, spread over the static arrays, embedding rows, results out.
+_AROUND = 4
+
+
+def matrices(model: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """(outputs, inputs) of the layers' matrices: q, k and v; attention's output; gate and up; down."""
+    hidden, heads = model.hidden_size, model.num_heads * model.head_dim
+    return (
+        (heads + 2 * model.num_kv_heads * model.head_dim, hidden),
+        (hidden, heads),
+        (2 * model.intermediate_size, hidden),
+        (hidden, model.intermediate_size),
+    )
+
+
+def gemm_call(rows: int, n: int, k: int, choices: Sequence[GemmDecode] = ()) -> KernelCall:
+    """A product of `rows` rows as the plan's `choices` run it: by the kernel of few rows, or by the library."""
+    for one in choices:
+        if (one.n, one.k) == (n, k) and rows <= one.max_rows:
+            launch = GemmLaunch(one.block_n, one.block_k, one.num_stages, one.num_warps)
+            return KernelCall("gemm", {"m": rows, "n": n, "k": k}, launch)
+    return KernelCall("gemm", {"m": rows, "n": n, "k": k})
+
+
+def gemm_calls(model: ModelConfig, rows: int, choices: Sequence[GemmDecode] = ()) -> Iterator[tuple[KernelCall, int]]:
+    """The layers' products and how often a step runs each. The head's is apart: it has its own rows."""
+    for n, k in matrices(model):
+        yield gemm_call(rows, n, k, choices), model.num_layers
+
+
+def head_call(model: ModelConfig, rows: int, choices: Sequence[GemmDecode] = ()) -> KernelCall:
+    """The product with the output matrix."""
+    return gemm_call(rows, model.vocab_size, model.hidden_size, choices)
+
+
+def row_calls(model: ModelConfig, rows: int) -> Iterator[tuple[KernelCall, int]]:
+    """Norms, rotation and activation of `rows` tokens."""
+    layers = model.num_layers
+    yield KernelCall("rms-norm", {"tokens": rows, "width": model.hidden_size}), 1
+    yield KernelCall("add-rms-norm", {"tokens": rows, "width": model.hidden_size}), 2 * layers
+    yield KernelCall("silu-mul", {"tokens": rows, "width": model.intermediate_size}), layers
+    heads = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    yield KernelCall("rope-cache", {**heads, "tokens": rows}), layers
+
+
+def sample_call(model: ModelConfig, rows: int) -> KernelCall:
+    """Drawing a token for each of `rows` rows."""
+    return KernelCall("sample", {"rows": rows, "vocab_size": model.vocab_size})
+
+
+def decode_attention_call(
+    model: ModelConfig, page_size: int, config: DecodeAttention, batch: int, context: int
+) -> KernelCall:
+    """Decode attention of one layer."""
+    return KernelCall("decode-attention", {**_heads(model, page_size), "batch": batch, "context": context}, config)
+
+
+def prefill_attention_call(
+    model: ModelConfig, page_size: int, config: PrefillAttention, tokens: int, context: int
+) -> KernelCall:
+    """Prefill attention of one layer: the last `tokens` of one sequence of `context`."""
+    return KernelCall("prefill-attention", {**_heads(model, page_size), "tokens": tokens, "context": context}, config)
+
+
+def decode_step_seconds(
+    times: KernelTimes,
+    model: ModelConfig,
+    page_size: int,
+    config: DecodeAttention,
+    batch: int,
+    context: int,
+    rows: int,
+    choices: Sequence[GemmDecode] = (),
+) -> float:
+    """A decode step on the device: `batch` sequences of `context` tokens, products and samples padded to `rows`."""
+    attention = model.num_layers * times.seconds(decode_attention_call(model, page_size, config, batch, context))
+    return attention + padded_seconds(times, model, rows, choices)
+
+
+def padded_seconds(times: KernelTimes, model: ModelConfig, rows: int, choices: Sequence[GemmDecode] = ()) -> float:
+    """What of a decode step depends on the padded rows alone: everything but attention."""
+    calls = (*gemm_calls(model, rows, choices), *row_calls(model, rows))
+    layers = sum(count * times.seconds(call) for call, count in calls)
+    last = times.seconds(head_call(model, rows, choices)) + times.seconds(sample_call(model, rows))
+    return layers + last + _AROUND * times.rates.phase_seconds
+
+
+def prefill_step_seconds(
+    times: KernelTimes, model: ModelConfig, page_size: int, config: PrefillAttention, tokens: int, prompt: int
+) -> float:
+    """A step of `tokens` prompt tokens, whole prompts of `prompt` tokens; longer ones than the step count as one of it."""
+    each = min(prompt, tokens)
+    sequences = max(tokens / each, 1.0)
+    call = prefill_attention_call(model, page_size, config, each, each)
+    rates = times.rates
+    # Sequences share one launch: its phase counts once.
+    attention = rates.phase_seconds + sequences * max(times.seconds(call) - rates.phase_seconds, 0.0)
+    layers = sum(count * times.seconds(call) for call, count in (*gemm_calls(model, tokens), *row_calls(model, tokens)))
+    rows = max(int(sequences), 1)
+    last = times.seconds(head_call(model, rows)) + times.seconds(sample_call(model, rows))
+    return layers + model.num_layers * attention + last + _AROUND * rates.phase_seconds
+
+
+def num_kernels(model: ModelConfig, is_split: bool = False) -> int:
+    """Kernels of one step, as the host launches them outside a graph."""
+    return model.num_layers * (9 + is_split) + 1 + 1 + 3 + _AROUND
+
+
+def _heads(model: ModelConfig, page_size: int) -> dict[str, int]:
+    return {
+        "num_heads": model.num_heads,
+        "num_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "page_size": page_size,
+    }
