@@ -74,8 +74,11 @@ class Admission:
         observer: Observer,
         clock: Callable[[], float],
         guard: PoisonGuard,
+        on_queued: Callable[[AdmissionRequest], None],
     ) -> None:
+        """`on_queued` hears of each request that has to wait."""
         self._guard = guard
+        self._on_queued = on_queued
         self._held: deque[tuple[float, _Ask]] = deque()  # resumes that wait for the verdict on an agent
         self._placer = placer
         self._policy = policy
@@ -233,6 +236,7 @@ class Admission:
         if ask.entry is not None and ask.granted is None:
             self._dispatch(self._queues[request.model], request.model)
         if ask.granted is None:
+            self._on_queued(ask.request)
             for listener in list(ask.listeners):
                 listener(self._queued_answer(ask))
 

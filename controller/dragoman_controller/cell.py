@@ -13,14 +13,14 @@ from typing import Protocol
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 from dragoman_controller.admission import Admission, Observer
-from dragoman_controller.commands import Command, Drain, Outbox, Prefetch, RotateKeys, Undrain
+from dragoman_controller.commands import Command, Drain, Outbox, RotateKeys, Undrain
 from dragoman_controller.explain import Placements
 from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member
+from dragoman_controller.hints import Hints, Parts
 from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placer import Placer
 from dragoman_controller.poison import Life, PoisonGuard
 from dragoman_controller.policy import Policy, PolicyStore
-from dragoman_controller.prefetch import PrefetchAgent, plan_prefetch
 from dragoman_controller.prefix_index import Applied, PrefixIndex
 from dragoman_controller.quote import Judgement, Quotes
 from dragoman_controller.tickets import CellKey, TicketMinter
@@ -100,7 +100,8 @@ class Cell:
         )
         self._lost_lives: OrderedDict[Life, None] = OrderedDict()
         self.poison = PoisonGuard(self._is_lost, clock)
-        self.admission = Admission(self.placer, self.policy, observer, clock, self.poison)
+        self.hints = Hints(Parts(self.fleet, self.placer, self.index, self.minter, self.send, observer.hinted, clock))
+        self.admission = Admission(self.placer, self.policy, observer, clock, self.poison, self.hints.queued)
         self.controllers: tuple[Controller, ...] = ()
         self._outboxes: dict[str, Outbox] = {}
         self._watchers: set[Callable[[], None]] = set()
@@ -193,20 +194,6 @@ class Cell:
         """Takes one message of KV events of a member."""
         return self.index.apply(member.agent_id, member.epoch, sequence, stored, removed, snapshot)
 
-    def hint(self, model: str, block_hashes: tuple[int, ...]) -> str:
-        """Passes a hint to an agent; returns why not, or empty when some agent was told."""
-        candidates = self.placer.candidates(model)
-        agents = [
-            PrefetchAgent(member.agent_id, member.spec.data_address, view.queue_seconds, member.spec.fetches_blocks)
-            for view in (candidates.views if candidates else ())
-            if (member := self.fleet.get(view.agent_id)) is not None and member.state is AgentState.SERVING
-        ]
-        plan = plan_prefetch(agents, len(block_hashes), self.index.lookup(block_hashes))
-        if plan.agent_id:
-            self.send(self.member(plan.agent_id), Prefetch(model, block_hashes, plan.source_address))
-        self._observer.hinted("accepted" if plan.agent_id else "not_accepted")
-        return plan.refused_because
-
     def release_ticket(self, token: bytes) -> None:
         """Takes back an unused ticket. One that ended already is taken back too. Raises TICKET_INVALID."""
         grant = self.ledger.end(self.minter.open(token).jti)
@@ -298,7 +285,7 @@ class Cell:
                 self.fleet.undrain(member, self.clock())
             else:
                 member.undrain_refused_because = result.message or f"code {result.code}"
-        if result.hint_outcome is not None:
+        if result.hint_outcome is not None and command is not None:
             self._observer.hinted(result.hint_outcome)
 
     def _ended(self, grant: Grant, result: str) -> None:

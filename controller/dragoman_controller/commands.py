@@ -24,6 +24,7 @@ class Prefetch:
     source_address: str = ""
     source_agent_id: str = ""
     source_ticket: bytes = b""
+    limit_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,16 @@ class AgentState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KvTerms:
+    """How an agent keeps K and V; blocks pass between agents of equal terms and model."""
+
+    kv_type: str
+    layout: str
+    block_tokens: int
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model as an agent serves it."""
 
@@ -51,6 +61,8 @@ class ModelSpec:
     max_waiting_requests: int
     steps: StepTable
     plan_digest: bytes = b""
+    kv: KvTerms | None = None
+    """None: the agent exchanges no KV blocks."""
 
     @property
     def num_slots(self) -> int:
@@ -67,8 +79,6 @@ class AgentSpec:
     models: tuple[ModelSpec, ...]
     architecture: str = ""
     description: bytes = b""
-    fetches_blocks: bool = False
-    """Whether it can bring KV blocks from another agent or from a lower tier. No agent tells so yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,8 @@ class Load:
     step_age_seconds: float = 0.0
     step_count: int = 0
     step_seconds: float = 0.0
+    kv_fetch_bytes_per_second: float = 0.0
+    kv_fetch_base_seconds: float = 0.0
 
     @property
     def num_requests(self) -> int:

@@ -17,7 +17,7 @@ from dragoman_controller.requests import Priority
 
 _WAIT_BUCKETS = (0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
-HINT_OUTCOMES = ("accepted", "not_accepted", "used", "late", "clipped", "refused")
+HINT_OUTCOMES = ("accepted", "not_accepted", "used", "late", "clipped", "refused", "unused")
 
 
 class ControllerMetrics:

@@ -1,50 +1,84 @@
-"""Decides what to do with a hint that a prompt with some prefix is likely soon. Pure."""
+"""Decides whether a prefix should be brought to another agent, to which, and from where. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dragoman.prefix_hash import UNIT_TOKENS
+from dragoman_controller.fleet import KvTerms
+from dragoman_controller.steps import StepTable
+
 
 @dataclass(frozen=True, slots=True)
 class PrefetchAgent:
-    """One live agent of the hinted model. `fetches`: it told that it can fetch KV blocks from elsewhere."""
+    """One live agent of the hinted model. `kv` None: it exchanges no blocks. `bytes_per_second` 0: not measured yet."""
 
     agent_id: str
     data_address: str
-    finish_seconds: float
-    fetches: bool
+    free_in_seconds: float
+    steps: StepTable
+    kv: KvTerms | None
+    bytes_per_second: float = 0.0
+    base_seconds: float = 0.0
+
+    def fetch_seconds(self, num_tokens: int) -> float | None:
+        """Predicted time to take in the K and V of so many tokens; None while no fetch was measured."""
+        if self.kv is None or self.bytes_per_second <= 0:
+            return None
+        return self.base_seconds + num_tokens * self.kv.bytes_per_token / self.bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchPlan:
-    """Who should fetch, and from where; or why nobody should."""
+    """Who should fetch how many units, from whom, and within which time; or why nobody should."""
 
     agent_id: str = ""
+    source_agent_id: str = ""
     source_address: str = ""
+    num_units: int = 0
+    limit_seconds: float = 0.0
     refused_because: str = ""
 
 
-def plan_prefetch(agents: Sequence[PrefetchAgent], num_units: int, held_units: Mapping[str, int]) -> PrefetchPlan:
-    """Picks the least busy agent that lacks a part of the prefix, and the holder of most of it as source.
+def plan_prefetch(
+    agents: Sequence[PrefetchAgent], num_units: int, held_units: Mapping[str, int], *, for_queue: bool = False
+) -> PrefetchPlan:
+    """Picks the agent that is free first of those that lack a part of the prefix, and the holder of most of it as source.
 
     num_units: full units of 64 tokens in the prefix. held_units: units held from the beginning, by agent id.
+    for_queue: a request waits for it, which goes to the agent that is free first; where that one holds it, nothing is to do.
     """
     if not num_units:
-        return PrefetchPlan(refused_because="the hint has no block hashes: only full units of 64 tokens can be fetched")
+        return _refused("the hint has no block hashes: only full units of 64 tokens can be fetched")
     if not agents:
-        return PrefetchPlan(refused_because="no live agent serves the model")
-    lacking = [agent for agent in agents if held_units.get(agent.agent_id, 0) < num_units]
-    if not lacking:
-        return PrefetchPlan(refused_because="every live agent of the model holds the whole prefix already")
-    source = max(agents, key=lambda agent: held_units.get(agent.agent_id, 0))
+        return _refused("no live agent serves the model")
+    if all(held_units.get(agent.agent_id, 0) >= num_units for agent in agents):
+        return _refused("every live agent of the model holds the whole prefix already")
+    source = max(agents, key=lambda agent: (held_units.get(agent.agent_id, 0), agent.kv is not None))
     most = held_units.get(source.agent_id, 0)
     if not most:
-        return PrefetchPlan(refused_because="no live agent holds any of the prefix, so there is nothing to fetch")
-    takers = [a for a in lacking if a.fetches and held_units.get(a.agent_id, 0) < most]
+        return _refused("no live agent holds any of the prefix, so there is nothing to fetch")
+    takers = [
+        one for one in agents if one.kv is not None and one.kv == source.kv and held_units.get(one.agent_id, 0) < most
+    ]
     if not takers:
-        return PrefetchPlan(
-            refused_because="no agent that lacks the prefix can fetch KV blocks: they hold them on their device only"
+        return _refused(
+            "no agent that lacks the prefix can take blocks of the one that holds it: type or layout differ"
         )
-    taker = min(takers, key=lambda agent: agent.finish_seconds)
-    return PrefetchPlan(taker.agent_id, source.data_address)
+    taker = min(takers, key=lambda agent: agent.free_in_seconds)
+    if for_queue and any(
+        one.free_in_seconds <= taker.free_in_seconds and held_units.get(one.agent_id, 0) >= most for one in agents
+    ):
+        return _refused("the agent that is free first holds the prefix")
+    num_tokens = (most - held_units.get(taker.agent_id, 0)) * UNIT_TOKENS
+    compute, fetch = taker.steps.prefill_seconds(num_tokens), taker.fetch_seconds(num_tokens)
+    if fetch is not None and fetch >= compute:
+        return _refused(
+            f"fetching {num_tokens} tokens to {taker.agent_id} would take {fetch:.3g} s, computing them {compute:.3g} s"
+        )
+    return PrefetchPlan(taker.agent_id, source.agent_id, source.data_address, most, compute)
+
+
+def _refused(why: str) -> PrefetchPlan:
+    return PrefetchPlan(refused_because=why)

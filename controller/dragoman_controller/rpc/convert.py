@@ -8,7 +8,7 @@ from dragoman.step_model import StepModel
 from dragoman.v1 import admission_service_pb2, agent_pb2, agent_registry_service_pb2, error_pb2
 from dragoman_controller.cell import CommandResult, Controller, Outcome
 from dragoman_controller.commands import Command, Drain, Prefetch, Undrain
-from dragoman_controller.fleet import AgentSpec, AgentState, Load, Member, ModelSpec
+from dragoman_controller.fleet import AgentSpec, AgentState, KvTerms, Load, Member, ModelSpec
 from dragoman_controller.placer import Granted, Ticket
 from dragoman_controller.quote import Quote
 from dragoman_controller.requests import AdmissionRequest, Priority, Resume
@@ -120,6 +120,9 @@ def _model_spec(message: agent_pb2.ServedModel) -> ModelSpec:
         max_waiting_requests=message.max_waiting_requests,
         steps=steps,
         plan_digest=message.plan_digest,
+        kv=KvTerms(message.kv_type, message.kv_layout, message.kv_block_tokens, message.kv_bytes_per_token)
+        if message.kv_type and message.kv_bytes_per_token
+        else None,
     )
 
 
@@ -143,6 +146,8 @@ def load_of(message: agent_pb2.AgentLoad) -> Load:
         step_age_seconds=seconds_of(message.step_age),
         step_count=message.step_count,
         step_seconds=message.step_seconds,
+        kv_fetch_bytes_per_second=message.kv_fetch_bytes_per_second,
+        kv_fetch_base_seconds=message.kv_fetch_base_seconds,
     )
 
 
@@ -195,6 +200,8 @@ def command_message(command_id: str, command: Command) -> agent_registry_service
         message.prefetch_prefix.source_address = command.source_address
         message.prefetch_prefix.source_agent_id = command.source_agent_id
         message.prefetch_prefix.source_ticket = command.source_ticket
+        if command.limit_seconds:
+            message.prefetch_prefix.time_limit.CopyFrom(duration_of(command.limit_seconds))
     elif isinstance(command, Undrain):
         message.undrain.SetInParent()
     else:

@@ -16,5 +16,5 @@ class PrefetchServicer(pb_grpc.PrefetchServiceServicer):
 
     async def HintPrefix(self, request: pb.HintPrefixRequest, context: Context) -> pb.HintPrefixResponse:
         """Passes a hint on, or says why not. Never an error: a hint is advice."""
-        refused = self._cell.hint(request.model, tuple(request.block_hashes))
+        refused = self._cell.hints.hint(request.model, tuple(request.block_hashes))
         return pb.HintPrefixResponse(accepted=not refused, reason=refused)

@@ -1,0 +1,98 @@
+"""Hints of clients and of the queue become one command, with a ticket that the source takes once and for nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dragoman.errors import DragomanError
+from dragoman.prefix_hash import prompt_digest_of_ids, transfer_digest
+from dragoman.v1 import agent_pb2
+from dragoman_agent.tickets import Presented, TicketVerifier
+from dragoman_controller.cell import CommandResult
+from dragoman_controller.commands import Prefetch
+from dragoman_controller.fleet import Load
+from dragoman_controller.rpc.convert import agent_spec
+
+UNITS = tuple(range(101, 109))
+
+
+def join(bench: Any, agent_messages: Any, agent_id: str, **options: Any) -> None:
+    message: agent_pb2.Agent = agent_messages(agent_id, max_running=1, max_waiting=0, **options)
+    model = message.models[0]
+    model.kv_type, model.kv_layout, model.kv_bytes_per_token = "null", "states", 12
+    bench.members[agent_id] = bench.cell.register(agent_spec(message), 1, 1000)
+    bench.beat(agent_id)
+
+
+@pytest.fixture
+def two(bench: Any, agent_messages: Any) -> Any:
+    """A cell of two agents with one slot each; "a" holds the prefix."""
+    join(bench, agent_messages, "a")
+    join(bench, agent_messages, "b")
+    bench.cell.apply_kv_events(bench.members["a"], 1, UNITS, (), True)
+    return bench
+
+
+def commands(bench: Any, agent_id: str) -> list[Prefetch]:
+    return [c for _, c in bench.cell.outbox(bench.members[agent_id]).unsent(set()) if isinstance(c, Prefetch)]
+
+
+def test_a_hint_becomes_a_command_with_a_ticket_for_the_source(two: Any) -> None:
+    assert two.cell.hints.hint("tiny", UNITS) == "" and two.hints == ["accepted"]
+    (command,) = commands(two, "b")
+    assert not commands(two, "a")
+    assert (command.block_hashes, command.source_agent_id) == (UNITS, "a") and command.limit_seconds > 0
+    keys = dict(two.cell.minter.agent_keys("a", 1))
+    verifier = TicketVerifier("a", 1, b"d" * 32, lambda: int(two.now * 1000))
+    verifier.set_keys("here", keys)
+    for digest in (transfer_digest(UNITS[:-1]), prompt_digest_of_ids([u for unit in UNITS for u in (unit, 0)])):
+        with pytest.raises(DragomanError):
+            verifier.verify(command.source_ticket, Presented(digest))
+    verifier.consume(verifier.verify(command.source_ticket, Presented(transfer_digest(UNITS))))
+    with pytest.raises(DragomanError, match="used before"):
+        verifier.verify(command.source_ticket, Presented(transfer_digest(UNITS)))
+    assert len(command.source_ticket) < 200
+
+
+def test_the_same_hint_is_not_sent_twice_in_a_row(two: Any) -> None:
+    assert two.cell.hints.hint("tiny", UNITS) == ""
+    assert "was told so" in two.cell.hints.hint("tiny", UNITS)
+    assert two.hints == ["accepted", "not_accepted"]
+    two.pass_time(5.1, beating=["a", "b"])
+    assert two.cell.hints.hint("tiny", UNITS) == "" and len(commands(two, "b")) == 2
+
+
+def test_a_waiting_request_brings_its_prefix_to_the_agent_that_is_free_first(two: Any) -> None:
+    two.beat("a", Load(running_requests=1, pending_prefill_tokens=50_000))
+    two.beat("b", Load(running_requests=1))
+    two.ask("waits", prompt_tokens=600, block_hashes=UNITS)
+    (command,) = commands(two, "b")
+    assert command.block_hashes == UNITS
+    two.ask("waits too", prompt_tokens=600, block_hashes=UNITS)
+    assert len(commands(two, "b")) == 1
+
+
+def test_nothing_is_sent_where_it_would_not_help(two: Any) -> None:
+    two.ask("runs at a", prompt_tokens=600, block_hashes=UNITS)
+    two.ask("runs at b", prompt_tokens=600, block_hashes=UNITS)
+    two.beat("a", Load(running_requests=1))
+    two.beat("b", Load(running_requests=1, pending_prefill_tokens=50_000))
+    two.ask("waits for a", prompt_tokens=600, block_hashes=UNITS)
+    two.ask("has none", prompt_tokens=600)
+    two.ask("nobody holds it", prompt_tokens=600, block_hashes=(1, 2, 3))
+    assert not commands(two, "a") and not commands(two, "b")
+
+
+def test_a_slow_link_is_left_alone(two: Any) -> None:
+    two.beat("b", Load(kv_fetch_bytes_per_second=1000.0))
+    assert "would take" in two.cell.hints.hint("tiny", UNITS) and not commands(two, "b")
+
+
+def test_the_end_of_a_hint_is_counted_once(two: Any) -> None:
+    two.cell.hints.hint("tiny", UNITS)
+    ((command_id, _),) = two.cell.outbox(two.members["b"]).unsent(set())
+    for _ in range(2):
+        two.beat("b", results=[CommandResult(command_id, 0, "", "used")])
+    assert two.hints == ["accepted", "used"] and not commands(two, "b")
