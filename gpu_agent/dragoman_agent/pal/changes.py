@@ -147,8 +147,8 @@ def cheapest_changes(
 ) -> tuple[Change, ...]:
     """The `limit` cheapest changes, cheapest first, each of which alone makes `need` fit into its share of `free_bytes`.
 
-    Where fewer than `limit` single changes suffice, pairs are added, and last a device of the size that is needed. Empty
-    where the need fits already.
+    One of each kind; where those are fewer than `limit`, pairs of kinds of which neither suffices alone too, then a second
+    of a kind, and last a device of the size that is needed. Empty where the need fits already.
     """
     start = _State(need, free_bytes)
     if start.missing_bytes <= 0:
@@ -157,12 +157,15 @@ def cheapest_changes(
     singles = [state for step in _STEPS for state in step(start, known, True) if state.missing_bytes <= 0]
     found = _best_of_each(singles)
     if len(found) < limit:
-        found.extend(_best_of_each(_pairs(start, known))[: limit - len(found)])
+        alone = {state.kinds[0] for state in found}
+        found.extend(_best_of_each([pair for pair in _pairs(start, known) if not alone & set(pair.kinds)]))
+    if len(found) < limit:  # another model or format of a kind that is named already
+        found.extend(sorted((state for state in singles if state not in found), key=_order)[:1])
     if len(found) < limit:
         found.append(_larger_device(start))
     return tuple(
         Change(" and ".join(state.texts), state.cost, state.need.total_bytes, state.budget_bytes)
-        for state in found[:limit]
+        for state in sorted(found, key=_order)[:limit]
     )
 
 
@@ -178,10 +181,14 @@ def bytes_text(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"
 
 
+def _order(state: _State) -> tuple[float, tuple[str, ...]]:
+    return state.cost, state.texts
+
+
 def _best_of_each(states: list[_State]) -> list[_State]:
     """The cheapest of each kind in ascending cost, so that three changes are three ways and not three models."""
     best: dict[frozenset[str], _State] = {}
-    for state in sorted(states, key=lambda one: (one.cost, one.texts)):
+    for state in sorted(states, key=_order):
         best.setdefault(frozenset(state.kinds), state)
     return list(best.values())
 

@@ -109,14 +109,26 @@ def test_every_change_makes_it_fit_and_they_come_cheapest_first(
     for change in changes:
         assert change.need_bytes <= change.budget_bytes
         assert change.text
-    singles = [change.cost for change in changes if " and " not in change.text]
-    assert singles == sorted(singles)
+    assert [change.cost for change in changes] == sorted(change.cost for change in changes)
     assert cheapest_changes(need, free, options) == changes
 
 
-def test_one_kind_is_named_once() -> None:
+def test_ways_come_before_more_of_the_same_way() -> None:
     texts = [change.text for change in cheapest_changes(EIGHT_B, 18 * GIB, SMALL)]
-    assert sum(text.startswith("a smaller model") for text in texts) == 1
+    assert [text.split(":")[0] for text in texts[:2]] == ["weights in fp8", "a smaller model"]
+    assert texts[2].startswith("--memory-utilization 0.95")
+    alone = Options(models=SMALL.models)
+    texts = [change.text for change in cheapest_changes(EIGHT_B, 9 * GIB, alone)]
+    assert texts[0].startswith("a smaller model: llama-3.2-1b")
+    assert texts[1].startswith("a smaller model: qwen3-0.6b")
+    assert texts[2] == "a device with 25.56 GiB free"
+    assert not any(" and " in text for text in texts), "a second change beside one that suffices is no change"
+
+
+def test_a_pair_that_costs_less_comes_before_a_single_change() -> None:
+    texts = [change.text for change in cheapest_changes(EIGHT_B, 24 * GIB, Options(models=SMALL.models))]
+    assert " and " in texts[1]
+    assert texts[2].startswith("a smaller model")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
