@@ -131,9 +131,9 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
             yield step_cost.decode_attention_call(model, plan.page_size, option, batch, context)
     options = prefill_shortlist(times, model, plan.page_size)
     lengths = [PROMPT_TOKENS, plan.max_batch_tokens]
-    for option, tokens in itertools.product(options, lengths):
-        tokens = min(tokens, plan.max_batch_tokens, plan.max_context_tokens)
-        yield step_cost.prefill_attention_call(model, plan.page_size, option, tokens, tokens)
+    for launch, length in itertools.product(options, lengths):
+        tokens = min(length, plan.max_batch_tokens, plan.max_context_tokens)
+        yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, tokens)
 
 
 def _page_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:

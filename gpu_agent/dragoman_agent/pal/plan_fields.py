@@ -65,6 +65,16 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
     return [
         *fields,
         PlanField("min_gemm_rows", plan.min_gemm_rows, "gemm-rows"),
+        PlanField(
+            "gemm_decode",
+            tuple(one.max_rows for one in plan.gemm_decode),
+            "gemm-decode",
+            "rows",
+            tuple(
+                f"{one.n}x{one.k}-n{one.block_n}-k{one.block_k}-g{one.num_stages}-w{one.num_warps}"
+                for one in plan.gemm_decode
+            ),
+        ),
         PlanField("dependent_launch", plan.dependent_launch, "dependent-launch"),
         PlanField("burst", plan.burst, "burst"),
         PlanField("reduction", plan.reduction, "reduction"),
