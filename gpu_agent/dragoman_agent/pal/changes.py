@@ -176,6 +176,17 @@ def describe_changes(changes: tuple[Change, ...]) -> str:
     return "; ".join(f"{number}) {change.text}" for number, change in enumerate(changes, 1))
 
 
+def shortage_text(need: MemoryNeed, free_bytes: int, device_name: str, changes: tuple[Change, ...]) -> str:
+    """What must fit line by line, what may be used, what is missing, and the changes."""
+    budget = int(free_bytes * need.utilization)
+    lines = " + ".join(f"{part.name} {bytes_text(part.size_bytes)}" for part in need.parts)
+    return (
+        f"{need.model_name} does not fit on {device_name}: {lines} = {bytes_text(need.total_bytes)}, and "
+        f"{bytes_text(budget)} ({need.utilization:.0%} of {bytes_text(free_bytes)} free) may be used: "
+        f"{bytes_text(need.total_bytes - budget)} are missing. What to do: {describe_changes(changes)}"
+    )
+
+
 def bytes_text(size: float) -> str:
     """A size for a person."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dragoman_agent.pal.changes import ModelSize, WeightFormat
 
 if TYPE_CHECKING:
+    from dragoman_agent.model.config import ModelConfig
     from dragoman_agent.model.source import ModelSource
 
 _SHORT_SEQUENCE_TOKENS = 256
@@ -47,10 +48,6 @@ class Needs:
 def needs_of(model: ModelSource) -> Needs:
     """The needs of an opened model. A CUDA device holds its weights in bfloat16, a CPU as the files do."""
     config = model.config
-    cpu_formats = tuple(
-        WeightFormat(name, round(config.num_parameters * size), f"serve a GGUF file in {name}")
-        for name, size in _CPU_FORMATS.items()
-    )
     return Needs(
         model.name,
         model.total_bytes,
@@ -58,9 +55,17 @@ def needs_of(model: ModelSource) -> Needs:
         config.kv_bytes_per_token * min(config.max_context_tokens, _ROOMY_TOKENS),
         {
             "cuda": KindNeeds(2 * config.num_parameters, "bfloat16"),
-            "cpu": KindNeeds(model.total_bytes, formats=cpu_formats),
+            "cpu": KindNeeds(model.total_bytes, formats=cpu_formats(config)),
         },
         known_models(),
+    )
+
+
+def cpu_formats(config: ModelConfig) -> tuple[WeightFormat, ...]:
+    """The formats in which the CPU computes weights as stored, with the model's size in each."""
+    return tuple(
+        WeightFormat(name, round(config.num_parameters * size), f"serve a GGUF file in {name}")
+        for name, size in _CPU_FORMATS.items()
     )
 
 

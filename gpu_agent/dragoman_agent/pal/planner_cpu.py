@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dragoman.step_model import StepModel
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.changes import MemoryNeed, Options, Part, cheapest_changes, shortage_text
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import Limits, PlanError, Road, choose_context, profile_input
+from dragoman_agent.pal.needs import cpu_formats, known_models
 from dragoman_agent.pal.plan import MemoryLine, Plan
 from dragoman_agent.pal.profile import Profile
 
@@ -161,12 +163,7 @@ def _blocks(
         wanted = min(wanted, max(int((512 << 20) // block_bytes), -(-context // page_size) + 1))
     chosen = min(wanted, most)
     if chosen < 3:
-        raise PlanError(
-            f"{model.name} does not fit: weights {road.weight_bytes >> 20} MiB + workspace {workspace >> 20} MiB + "
-            f"libraries {_FIXED_BYTES >> 20} MiB leave {max(int(budget - fixed), 0) >> 20} MiB of the {int(budget) >> 20} "
-            f"MiB budget ({share:.0%} of free memory) for KV. What to do: free memory, raise --memory-utilization, or "
-            "take a smaller model"
-        )
+        raise _does_not_fit(profile, model, road, workspace, 3 * block_bytes, int(free), share, num_seqs)
     memory = (
         MemoryLine("weights", road.weight_bytes),
         MemoryLine("kv", chosen * block_bytes),
@@ -186,3 +183,26 @@ def _blocks(
         unit="bytes",
     )
     return chosen, memory, decision
+
+
+def _does_not_fit(
+    profile: Profile,
+    model: ModelConfig,
+    road: Road,
+    workspace: int,
+    kv_bytes: int,
+    free: int,
+    share: float,
+    num_seqs: int,
+) -> PlanError:
+    logits = num_seqs * model.vocab_size * 4
+    parts = (
+        Part("weights", road.weight_bytes, ("weights",)),
+        Part("kv", kv_bytes),
+        Part("workspace", workspace - logits),
+        Part("logits", logits, ("sequences",)),
+        Part("libraries", _FIXED_BYTES),
+    )
+    need = MemoryNeed(model.name, parts, model.max_context_tokens, num_seqs, share, model.kv_bytes_per_token)
+    changes = cheapest_changes(need, free, Options(cpu_formats(model), known_models()))
+    return PlanError(shortage_text(need, free, profile.device.name, changes), changes)

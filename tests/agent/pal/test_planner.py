@@ -75,7 +75,12 @@ def test_the_budget_adds_up_and_stays_inside_free_memory(free: int, kv_dtype: st
 
 
 def test_too_little_memory_is_refused_with_numbers_and_remedies() -> None:
-    with pytest.raises(PlanError, match=r"does not fit: weights 97 MiB .* What to do: free memory"):
+    with pytest.raises(PlanError, match=r"does not fit on .*: weights 97.* MiB \+ kv .* are missing") as refused:
+        plan_cpu(profile(free=600 << 20), MODEL, ROAD, Limits())
+    changes = refused.value.changes
+    assert changes[0].text.startswith("--memory-utilization 0.")
+    assert all(change.need_bytes <= change.budget_bytes for change in changes)
+    with pytest.raises(PlanError, match=r"What to do: a device with .* free"):
         plan_cpu(profile(free=300 << 20), MODEL, ROAD, Limits())
 
 
