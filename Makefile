@@ -52,9 +52,11 @@ lint: setup ## ruff, mypy, buf
 format: setup ## rewrite the sources in the project's form
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && cd protos && $(abspath $(BIN))/buf format -w
 
-protos: setup ## regenerate the Python stubs from protos/
+protos: setup ## regenerate the Python and Go stubs and the error tables from protos/
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(STUBS) --pyi_out=$(STUBS) --grpc_python_out=$(STUBS) \
 	  protos/dragoman/v1/*.proto
+	$(if $(shell command -v go),$(BIN)/python tests/client/go_stubs.py clients/go,@echo "protos: go is not on the PATH; the Go stubs are as they were")
+	PYTHONPATH=. $(BIN)/python -m clients.conformance.gen_errors
 
 lock: ## resolve requirements.lock anew
 	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 \

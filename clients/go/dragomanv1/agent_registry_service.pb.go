@@ -732,6 +732,8 @@ type PrefetchPrefix struct {
 	SourceTicket []byte `protobuf:"bytes,4,opt,name=source_ticket,json=sourceTicket,proto3" json:"source_ticket,omitempty"`
 	// Id of that agent.
 	SourceAgentId string `protobuf:"bytes,5,opt,name=source_agent_id,json=sourceAgentId,proto3" json:"source_agent_id,omitempty"`
+	// What computing the units would take: a fetch that takes longer is given up.
+	TimeLimit     *durationpb.Duration `protobuf:"bytes,6,opt,name=time_limit,json=timeLimit,proto3" json:"time_limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -799,6 +801,13 @@ func (x *PrefetchPrefix) GetSourceAgentId() string {
 		return x.SourceAgentId
 	}
 	return ""
+}
+
+func (x *PrefetchPrefix) GetTimeLimit() *durationpb.Duration {
+	if x != nil {
+		return x.TimeLimit
+	}
+	return nil
 }
 
 // Orders the agent to drain.
@@ -1341,13 +1350,15 @@ const file_dragoman_v1_agent_registry_service_proto_rawDesc = "" +
 	"\vrotate_keys\x18\x05 \x01(\v2\x17.dragoman.v1.RotateKeysH\x00R\n" +
 	"rotateKeys\x120\n" +
 	"\aundrain\x18\x06 \x01(\v2\x14.dragoman.v1.UndrainH\x00R\aundrainB\b\n" +
-	"\x06action\"\xbd\x01\n" +
+	"\x06action\"\xf7\x01\n" +
 	"\x0ePrefetchPrefix\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12!\n" +
 	"\fblock_hashes\x18\x02 \x03(\x06R\vblockHashes\x12%\n" +
 	"\x0esource_address\x18\x03 \x01(\tR\rsourceAddress\x12#\n" +
 	"\rsource_ticket\x18\x04 \x01(\fR\fsourceTicket\x12&\n" +
-	"\x0fsource_agent_id\x18\x05 \x01(\tR\rsourceAgentId\"E\n" +
+	"\x0fsource_agent_id\x18\x05 \x01(\tR\rsourceAgentId\x128\n" +
+	"\n" +
+	"time_limit\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\ttimeLimit\"E\n" +
 	"\x05Drain\x12<\n" +
 	"\fgrace_period\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\vgracePeriod\"\t\n" +
 	"\aUndrain\"!\n" +
@@ -1446,23 +1457,24 @@ var file_dragoman_v1_agent_registry_service_proto_depIdxs = []int32{
 	11, // 13: dragoman.v1.Command.revoke_request:type_name -> dragoman.v1.RevokeRequest
 	12, // 14: dragoman.v1.Command.rotate_keys:type_name -> dragoman.v1.RotateKeys
 	10, // 15: dragoman.v1.Command.undrain:type_name -> dragoman.v1.Undrain
-	19, // 16: dragoman.v1.Drain.grace_period:type_name -> google.protobuf.Duration
-	3,  // 17: dragoman.v1.RotateKeys.keys:type_name -> dragoman.v1.TicketKey
-	0,  // 18: dragoman.v1.CommandResult.hint_outcome:type_name -> dragoman.v1.HintOutcome
-	5,  // 19: dragoman.v1.DeregisterAgentRequest.outcomes:type_name -> dragoman.v1.RequestOutcome
-	1,  // 20: dragoman.v1.AgentRegistryService.RegisterAgent:input_type -> dragoman.v1.RegisterAgentRequest
-	4,  // 21: dragoman.v1.AgentRegistryService.Heartbeat:input_type -> dragoman.v1.HeartbeatRequest
-	14, // 22: dragoman.v1.AgentRegistryService.PublishKvEvents:input_type -> dragoman.v1.PublishKvEventsRequest
-	16, // 23: dragoman.v1.AgentRegistryService.DeregisterAgent:input_type -> dragoman.v1.DeregisterAgentRequest
-	2,  // 24: dragoman.v1.AgentRegistryService.RegisterAgent:output_type -> dragoman.v1.RegisterAgentResponse
-	6,  // 25: dragoman.v1.AgentRegistryService.Heartbeat:output_type -> dragoman.v1.HeartbeatResponse
-	15, // 26: dragoman.v1.AgentRegistryService.PublishKvEvents:output_type -> dragoman.v1.PublishKvEventsResponse
-	17, // 27: dragoman.v1.AgentRegistryService.DeregisterAgent:output_type -> dragoman.v1.DeregisterAgentResponse
-	24, // [24:28] is the sub-list for method output_type
-	20, // [20:24] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	19, // 16: dragoman.v1.PrefetchPrefix.time_limit:type_name -> google.protobuf.Duration
+	19, // 17: dragoman.v1.Drain.grace_period:type_name -> google.protobuf.Duration
+	3,  // 18: dragoman.v1.RotateKeys.keys:type_name -> dragoman.v1.TicketKey
+	0,  // 19: dragoman.v1.CommandResult.hint_outcome:type_name -> dragoman.v1.HintOutcome
+	5,  // 20: dragoman.v1.DeregisterAgentRequest.outcomes:type_name -> dragoman.v1.RequestOutcome
+	1,  // 21: dragoman.v1.AgentRegistryService.RegisterAgent:input_type -> dragoman.v1.RegisterAgentRequest
+	4,  // 22: dragoman.v1.AgentRegistryService.Heartbeat:input_type -> dragoman.v1.HeartbeatRequest
+	14, // 23: dragoman.v1.AgentRegistryService.PublishKvEvents:input_type -> dragoman.v1.PublishKvEventsRequest
+	16, // 24: dragoman.v1.AgentRegistryService.DeregisterAgent:input_type -> dragoman.v1.DeregisterAgentRequest
+	2,  // 25: dragoman.v1.AgentRegistryService.RegisterAgent:output_type -> dragoman.v1.RegisterAgentResponse
+	6,  // 26: dragoman.v1.AgentRegistryService.Heartbeat:output_type -> dragoman.v1.HeartbeatResponse
+	15, // 27: dragoman.v1.AgentRegistryService.PublishKvEvents:output_type -> dragoman.v1.PublishKvEventsResponse
+	17, // 28: dragoman.v1.AgentRegistryService.DeregisterAgent:output_type -> dragoman.v1.DeregisterAgentResponse
+	25, // [25:29] is the sub-list for method output_type
+	21, // [21:25] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_dragoman_v1_agent_registry_service_proto_init() }

@@ -124,7 +124,7 @@ func (x *FetchBlocksRequest) GetUnitHashes() []uint64 {
 	return nil
 }
 
-// One block.
+// One block, or a piece of one: pieces of a block follow each other under its hash.
 type FetchBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its hash.
