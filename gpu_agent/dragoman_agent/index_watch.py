@@ -124,6 +124,8 @@ class IndexWatch:
             self.hit_ratios["model"] = self._cache.predicted
         if self._cache.observed is not None:
             self.hit_ratios[self._cache.source] = self._cache.observed
+        if reading is not None and reading.l2_hit_ratio is not None:
+            self.hit_ratios["cupti-sectors"] = reading.l2_hit_ratio
         self._link = self._look_at_link(sample, reading, seconds)
         self._seen, self._busy_seconds, self._link_bytes, self._since = Traffic(), 0.0, 0.0, now
         self._csl_sum, self._csl_count = 0.0, 0
@@ -134,7 +136,8 @@ class IndexWatch:
             return CacheView()
         is_shared = (sample.foreign_memory_bytes or 0) > MAX_FOREIGN_SHARE * (sample.total_memory_bytes or 0) > 0
         rate = reading.dram_bytes_per_second if reading is not None else None
-        if reading is None or rate is None or is_shared or self._busy_seconds < MIN_BUSY_SHARE * seconds:
+        is_idle = self._busy_seconds < MIN_BUSY_SHARE * seconds
+        if reading is None or rate is None or is_shared or is_idle or not self._seen.is_certain:
             return CacheView(predicted=predicted)
         observed = l2_hit_ratio(rate, self._seen.asked_bytes / seconds)
         excess = max(rate - self._seen.dram_bytes / seconds, 0.0)

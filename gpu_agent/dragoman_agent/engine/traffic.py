@@ -12,6 +12,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_kernels.contract import Shape
 from dragoman_kernels.triton.contracts import TRITON_CONTRACTS
 
+ONE_TILE_TOKENS = 128  # rows of the largest tile of a matrix product
 _VALUE = 2  # bytes of a bfloat16
 
 
@@ -21,9 +22,16 @@ class Traffic:
 
     asked_bytes: float = 0.0
     dram_bytes: float = 0.0
+    is_certain: bool = (
+        True  # False: a product's operands are larger than L2, how often memory is read is the library's choice
+    )
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.asked_bytes + other.asked_bytes, self.dram_bytes + other.dram_bytes)
+        return Traffic(
+            self.asked_bytes + other.asked_bytes,
+            self.dram_bytes + other.dram_bytes,
+            self.is_certain and other.is_certain,
+        )
 
     @property
     def hit_ratio(self) -> float | None:
@@ -40,6 +48,7 @@ class TrafficModel:
     token_bytes: float  # activations that a token's kernels read and write, all layers
     live_token_bytes: float  # activations of a token that are alive at once
     logits_row_bytes: float  # written and read again for each sampled row
+    largest_weight_bytes: float  # of one matrix product of a layer
     l2_bytes: float
 
     def step(self, num_decodes: int, num_prefill_tokens: int, context_tokens: int) -> Traffic:
@@ -55,7 +64,9 @@ class TrafficModel:
         spilt = activations if num_tokens * self.live_token_bytes > self.l2_bytes else 0.0
         kept = read + num_tokens * self.live_token_bytes <= self.l2_bytes
         dram = written + spilt + (0.0 if kept else read)
-        return Traffic(asked, min(dram, asked))
+        # Few rows are one tile: each weight is read once whatever its size.
+        fits = self.largest_weight_bytes + num_tokens * self.live_token_bytes <= self.l2_bytes
+        return Traffic(asked, min(dram, asked), fits or num_tokens <= ONE_TILE_TOKENS)
 
 
 def traffic_model(model: ModelConfig, weight_bytes: float, l2_bytes: float) -> TrafficModel:
@@ -89,6 +100,7 @@ def traffic_model(model: ModelConfig, weight_bytes: float, l2_bytes: float) -> T
         token_bytes=model.num_layers * layer,
         live_token_bytes=_VALUE * (2 * model.intermediate_size + 2 * model.hidden_size),
         logits_row_bytes=3 * _VALUE * model.vocab_size,
+        largest_weight_bytes=_VALUE * 2 * model.intermediate_size * model.hidden_size,
         l2_bytes=l2_bytes,
     )
 

@@ -25,6 +25,9 @@ class Reading:
     sm_ratio: float | None = None  # multiprocessors at work
     tensor_ratio: float | None = None
     instructions_per_cycle: float | None = None
+    l2_hit_ratio: float | None = (
+        None  # of sectors, as the cache counts them: writes and re-reads within a kernel are hits too
+    )
     receive_bytes_per_second: float | None = None  # over the link, to the device
     send_bytes_per_second: float | None = None
 
@@ -59,8 +62,8 @@ def peak_dram_bytes_per_second(profile: Profile) -> float | None:
 def l2_hit_ratio(dram_bytes: float, asked_bytes: float) -> float | None:
     """1 - DRAM bytes / bytes asked for, in 0..1; None when nothing was asked for.
 
-    No counter of L2 hits is readable on the cards seen, so it is derived: what was asked for and did not come from memory
-    came from the cache.
+    What kernels asked for and did not come from memory came from the cache. The cache's own counter is another figure: it
+    also counts writes, and what a kernel reads again and again, which no contract states (0.51 for a plain copy on an H200).
     """
     if asked_bytes <= 0:
         return None

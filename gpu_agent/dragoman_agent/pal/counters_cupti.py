@@ -8,30 +8,36 @@ A burst runs in a process of its own: the profiling library, its permissions and
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from dragoman_agent.pal.counters import CountersError, Reading, Source
 
-BURST_SECONDS = 0.065  # 65 samples: decoding them takes 30 to 150 ms
-EVERY_SECONDS = 30.0
+BURST_SECONDS = 0.065  # of each group; decoding its 65 samples takes 30 to 150 ms
+EVERY_SECONDS = 60.0  # a burst's process takes about 2.5 s of processor time
 _INTERVAL_NANOSECONDS = 1_000_000
 _BUFFER_BYTES = 64 << 20
 _TIMEOUT_SECONDS = 20.0
-# One pass holds these on compute capability 9.0; on a card where it does not, the later ones are left out.
-METRICS = {
-    "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "ipc": "sm__inst_executed.avg.per_cycle_active",
-    "sm": "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
-    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-    "receive": "pcie__read_bytes.sum.per_second",
-    "send": "pcie__write_bytes.sum.per_second",
-}
+# One pass a group. On a card that cannot collect a whole group, its later metrics are left out.
+GROUPS: tuple[dict[str, str], ...] = (
+    {
+        "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "ipc": "sm__inst_executed.avg.per_cycle_active",
+        "sm": "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "receive": "pcie__read_bytes.sum.per_second",
+        "send": "pcie__write_bytes.sum.per_second",
+    },
+    # The only name of the L2 hit rate that one pass takes on compute capability 9.0; writes count as hits.
+    {"l2_hit": "LTS.TriageCompute.lts__average_t_sector_hit_rate_realtime.ratio"},
+)
 
 
 class CuptiCounters:
@@ -81,13 +87,15 @@ def reading_of(burst: dict[str, float], peak: float | None) -> Reading:
         sm_ratio=_ratio(burst.get("sm")),
         tensor_ratio=_ratio(burst.get("tensor")),
         instructions_per_cycle=burst.get("ipc"),
+        l2_hit_ratio=burst.get("l2_hit"),
         receive_bytes_per_second=burst.get("receive"),
         send_bytes_per_second=burst.get("send"),
     )
 
 
-def burst(index: int, seconds: float, metrics: dict[str, str]) -> dict[str, float]:
-    """Means over one burst, by our names. Raises whatever CUPTI raises; needs `cupti-python`."""
+def burst(index: int, seconds: float) -> dict[str, float]:
+    """Means over one burst a group, by our names. Raises whatever CUPTI raises; needs `cupti-python`."""
+    _load_library()
     from cuda.bindings import driver
     from cupti import pm_sampling
 
@@ -95,22 +103,42 @@ def burst(index: int, seconds: float, metrics: dict[str, str]) -> dict[str, floa
     collector: Any = pm_sampling.Collector(device_index=index)
     collector.enable()
     try:
-        taken = _configure(collector, dict(metrics))
-        collector.start()
-        begun = time.perf_counter()
-        time.sleep(seconds)
-        collector.stop()
-        elapsed = time.perf_counter() - begun
-        samples = list(collector.decode(max_samples=int(seconds * 1e9 / _INTERVAL_NANOSECONDS) + 16))
+        found = {"seconds": seconds}
+        for number, metrics in enumerate(GROUPS):
+            try:
+                found.update(_collect(collector, seconds, dict(metrics)))
+            except Exception as error:  # ValueError, or CUPTI's own error for what the card does not have
+                if number == 0:
+                    raise
+                print(f"{', '.join(metrics)}: {error}", file=sys.stderr)
+        return found
     finally:
         collector.disable()
+
+
+def _load_library() -> None:
+    """Load the CUPTI that came with `cupti-python`: torch may have brought an older one, which it does not fit."""
+    spec = importlib.util.find_spec("cupti")
+    if spec is None or spec.origin is None:
+        return
+    for folder in sorted(Path(spec.origin).parents[1].glob("nvidia/*/lib")):
+        for library in sorted(folder.glob("libcupti.so.*")):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def _collect(collector: Any, seconds: float, metrics: dict[str, str]) -> dict[str, float]:
+    """Means of as many of `metrics` as one pass takes."""
+    taken = _configure(collector, metrics)
+    collector.start()
+    time.sleep(seconds)
+    collector.stop()
+    samples = list(collector.decode(max_samples=int(seconds * 1e9 / _INTERVAL_NANOSECONDS) + 16))
     if not samples:
         raise RuntimeError("the burst holds no complete sample")
-    means = {
+    return {
         name: statistics.fmean(sample.metric_values[position] for sample in samples)
         for position, name in enumerate(taken)
     }
-    return {"seconds": elapsed, "num_samples": float(len(samples)), **means}
 
 
 def _configure(collector: Any, metrics: dict[str, str]) -> list[str]:
@@ -142,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=BURST_SECONDS, help="length of the burst")
     arguments = parser.parse_args(argv)
     try:
-        print(json.dumps(burst(arguments.index, arguments.seconds, METRICS)))
+        print(json.dumps(burst(arguments.index, arguments.seconds)))
     except Exception as error:  # the rim: whatever a profiling library raises is one line for the log
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -125,3 +125,12 @@ def test_memory_never_serves_more_than_is_asked_for(decodes: int, prefill: int, 
     more = traffic + traffic_model(QWEN, 2 * QWEN.num_parameters, l2).step(decodes + 1, prefill, context + 1)
     assert more.asked_bytes > traffic.asked_bytes
     assert Traffic().hit_ratio is None
+
+
+def test_products_whose_operands_do_not_fit_into_l2_are_not_certain() -> None:
+    large = ModelConfig("8b", "qwen3", 36, 4096, 12288, 32, 8, 128, 151936, 40960, 1e6, 1e-6, False)
+    model = traffic_model(large, 2 * large.num_parameters, 60 << 20)
+    assert model.step(64, 0, 64_000).is_certain and not model.step(0, 2048, 2048).is_certain
+    small = traffic_model(QWEN, 2 * QWEN.num_parameters, 60 << 20)
+    assert small.step(0, 2048, 2048).is_certain
+    assert not (small.step(0, 2048, 2048) + model.step(0, 2048, 2048)).is_certain

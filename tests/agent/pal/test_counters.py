@@ -81,12 +81,13 @@ def burst_that(code: str) -> CuptiCounters:
 
 
 def test_a_burst_is_read_and_then_not_again_for_a_while() -> None:
-    body = json.dumps({"seconds": 0.065, "num_samples": 65.0, "dram": 89.0, "ipc": 0.42, "receive": 5e9})
+    body = json.dumps({"seconds": 0.065, "num_samples": 65.0, "dram": 89.0, "ipc": 0.42, "receive": 5e9, "l2_hit": 0.5})
     counters = burst_that(f"print('''{body}''')")
     reading = counters.read()
     assert reading is not None and (reading.source, reading.seconds) == ("cupti", 0.065)
     assert reading.dram_bytes_per_second == pytest.approx(0.89e12)
     assert (reading.instructions_per_cycle, reading.receive_bytes_per_second) == (0.42, 5e9)
+    assert reading.l2_hit_ratio == 0.5
     assert reading.sm_ratio is None, "one pass did not hold it"
     assert counters.read() is None
 
@@ -123,13 +124,16 @@ class Collector:
     def __init__(self) -> None:
         self.metrics: list[str] = []
 
-    def configure(self, *, metrics: list[str], sampling_interval: int, hardware_buffer_size: int) -> None:
-        if len(metrics) > 2:
+    def configure(self, *, metrics: list[str], **_: int) -> None:
+        if len(metrics) > 2 or "unknown" in metrics:
             raise ValueError("cannot be collected in a single pass")
         self.metrics = metrics
 
 
 def test_metrics_that_do_not_fit_into_a_pass_are_left_out_from_the_end() -> None:
     collector = Collector()
-    assert counters_cupti._configure(collector, dict(counters_cupti.METRICS)) == ["dram", "ipc"]
-    assert collector.metrics == list(counters_cupti.METRICS.values())[:2]
+    metrics = counters_cupti.GROUPS[0]
+    assert counters_cupti._configure(collector, dict(metrics)) == ["dram", "ipc"]
+    assert collector.metrics == list(metrics.values())[:2]
+    with pytest.raises(ValueError, match="single pass"):
+        counters_cupti._configure(collector, {"x": "unknown"})
