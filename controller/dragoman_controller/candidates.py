@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+from dragoman_controller.floors import Floors
 from dragoman_controller.steps import DecodeRow, StepTable
 
-BLOCK_SIZE = 16
-# After so many replaced views the blocks are made anew.
-_SORT_INTERVAL = 256
-# The usual request follows the last fifty or so.
+# The usual context follows the last hundred requests or so.
 _USUAL_WEIGHT = 0.02
+_FIRST_USUAL_CONTEXT = 1024.0
+# Most requests lie within this factor of it, and share bounds, which are made anew when it has drifted by the other.
+_USUAL_SPREAD, _USUAL_DRIFT = 3.0, 1.4
+_NONE: frozenset[int] = frozenset()
 
 Terms: TypeAlias = tuple[float, float, float, float, float, tuple[int, ...], tuple[float, ...], tuple[float, ...]]
 """(queue, base, per_token, others, share, contexts, times, slopes): the exact seconds of a request of one choice are
@@ -23,14 +26,8 @@ mean context of x of the request itself; `contexts`, `times` and `slopes` are th
 unpacked for each agent that a request is weighed at.
 """
 
-Line: TypeAlias = tuple[float, float, float, float, float]
-"""(queue, base, per_token, intercept, slope): as Terms, with a straight line that is nowhere above the step."""
 
-FULL: Line = (math.inf, 0.0, 0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """What placement needs of a request. `prompt_tokens` are all to be in the context at the first output token."""
 
     prompt_tokens: int
@@ -103,12 +100,6 @@ class AgentView:
             row.slopes,
         )
 
-    def line(self, terms: Terms, usual_context: float) -> Line:
-        """A lower bound of its seconds, nearest for a request whose own mean context is the usual one."""
-        queue, base, per_token, others, share, *_ = terms
-        intercept, slope = self.row.floor_at(others + share * usual_context)
-        return queue, base, per_token, intercept + slope * others, slope * share
-
     def step_seconds(self, shape: Shape) -> float:
         """Predicted decode step in the batch the request would join."""
         choices = min(shape.num_choices, self.max_running_requests)
@@ -145,19 +136,27 @@ class AgentView:
         return ""
 
 
+@dataclass(slots=True)
+class _Range:
+    """The floors for requests whose own mean context lies from `low` to `high`; those of `dirty` agents are old."""
+
+    floors: Floors
+    low: float
+    high: float
+    dirty: set[int]
+
+
 class Candidates:
-    """The agents of one model in parallel lists, and in blocks. Replaced view by view as loads change."""
+    """The agents of one model in parallel lists, with their lower bounds. Replaced view by view as loads change."""
 
     __slots__ = (
-        "_block_of",
-        "_dirty",
-        "_lines",
-        "_num_until_sort",
         "_position",
+        "_ranges",
+        "_ranges_for",
+        "_small",
         "_states",
-        "_usual",
-        "blocks",
-        "floors",
+        "_usual_context",
+        "_winners",
         "largest_context",
         "num_able",
         "smallest_context",
@@ -172,56 +171,54 @@ class Candidates:
         self.largest_context = 0
         self.num_able = 0
         """Agents that may be given a request now."""
-        self.blocks: list[list[int]] = []
-        """Positions of the agents that may be chosen, by block; see `tighten`."""
-        self.floors: list[Line] = []
-        """A line below those of all agents of each block."""
-        self._usual = (1000.0, 100.0)
-        self._lines: list[Line] = []
-        self._block_of: list[int] = []
-        self._dirty: set[int] = set()
-        self._num_until_sort = 0
+        self._usual_context = _FIRST_USUAL_CONTEXT
+        self._ranges_for = self._usual_context
+        self._winners: dict[tuple[int, int], list[int]] = {}
+        self._small: dict[int, frozenset[int]] = {}
         self._states: Counter[str] = Counter()
         self._position: dict[str, int] = {}
+        self._divide()
 
     def __len__(self) -> int:
         return len(self.views)
 
     def position(self, agent_id: str) -> int | None:
-        """Index of an agent in `views` and `terms`."""
+        """Index of an agent in `views`, `terms` and the floors."""
         return self._position.get(agent_id)
 
     def num_in_state(self, state: str) -> int:
         """Agents in a state, such as "serving"."""
         return self._states[state]
 
+    def with_less_context(self, context_tokens: int) -> frozenset[int]:
+        """Positions of the agents with a smaller context."""
+        if self.smallest_context >= context_tokens:
+            return _NONE
+        return self._small.get(max((size for size in self._small if size < context_tokens), default=0), _NONE)
+
     def put(self, view: AgentView) -> None:
         """Adds an agent or replaces its view."""
         index = self._position.get(view.agent_id)
         terms = view.terms()
-        line = view.line(terms, self._usual_context) if view.is_able else FULL
         if index is None:
-            self._position[view.agent_id] = len(self.views)
+            index = self._position[view.agent_id] = len(self.views)
             self.views.append(view)
             self.terms.append(terms)
-            self._lines.append(line)
             self._states[view.state] += 1
-            self.num_able += line is not FULL
+            self.num_able += view.is_able
             self._members_changed()
             return
-        before, line_before = self.views[index], self._lines[index]
+        before = self.views[index]
         if before.state != view.state:
             self._states[before.state] -= 1
             self._states[view.state] += 1
-        self.views[index], self.terms[index], self._lines[index] = view, terms, line
-        if (line is FULL) != (line_before is FULL):
-            self.num_able += 1 if line_before is FULL else -1
-            self._num_until_sort = 0
+        self.num_able += view.is_able - before.is_able
+        self.views[index], self.terms[index] = view, terms
         if before.max_context_tokens != view.max_context_tokens:
             self._members_changed()
-        elif self._num_until_sort > 0:
-            self._num_until_sort -= 1
-            self._dirty.add(self._block_of[index])
+        else:
+            for part in self._ranges:
+                part.dirty.add(index)
 
     def remove(self, agent_id: str) -> None:
         """Drops an agent; the last one takes its place."""
@@ -229,60 +226,67 @@ class Candidates:
         if index is None:
             return
         self._states[self.views[index].state] -= 1
-        self.num_able -= self._lines[index] is not FULL
-        view, terms, line = self.views.pop(), self.terms.pop(), self._lines.pop()
+        self.num_able -= self.views[index].is_able
+        view, terms = self.views.pop(), self.terms.pop()
         if view.agent_id != agent_id:
-            self.views[index], self.terms[index], self._lines[index] = view, terms, line
+            self.views[index], self.terms[index] = view, terms
             self._position[view.agent_id] = index
         self._members_changed()
 
     def learn(self, shape: Shape) -> None:
-        """Lets the usual request follow this one. It shapes the blocks, and so the work of a search, not its result."""
-        prompt, output = self._usual
-        self._usual = (
-            prompt + _USUAL_WEIGHT * (shape.prompt_tokens - prompt),
-            output + _USUAL_WEIGHT * (shape.output_tokens - output),
-        )
+        """Lets the usual context follow the requests: bounds are nearest there. It shapes the work of a search alone."""
+        self._usual_context += _USUAL_WEIGHT * (shape.mean_context_tokens - self._usual_context)
+        if not _USUAL_DRIFT > self._usual_context / self._ranges_for > 1 / _USUAL_DRIFT:
+            self._divide()
 
-    def tighten(self) -> None:
-        """Brings `blocks` and `floors` up to date. Agents alike for the usual request share a block: its floor is near."""
-        if self._num_until_sort <= 0:
-            self._sort()
-        for block in self._dirty:
-            self.floors[block] = _floor([self._lines[index] for index in self.blocks[block]])
-        self._dirty.clear()
+    def floors(self, shape: Shape) -> Floors:
+        """The bounds for requests like this one, up to date."""
+        x = shape.mean_context_tokens
+        part = next(one for one in self._ranges if x <= one.high)
+        if part.dirty:
+            for index in part.dirty:
+                self._bound(part, index)
+            part.dirty.clear()
+        return part.floors
 
-    @property
-    def _usual_context(self) -> float:
-        return self._usual[0] + self._usual[1] / 2
+    def recent_winners(self, shape: Shape) -> list[int]:
+        """Agents that were the best for the last request of about this size, to begin a search with. Any will do."""
+        return self._winners.get(_size_class(shape), [])
 
-    def _sort(self) -> None:
-        prompt, output = self._usual
-        context = prompt + output / 2
-
-        def usual_seconds(index: int) -> float:
-            queue, base, per_token, intercept, slope = self._lines[index]
-            return queue + max(base, prompt * per_token) + output * (intercept + slope * context)
-
-        able = [index for index, line in enumerate(self._lines) if line is not FULL]
-        able.sort(key=usual_seconds)
-        self.blocks = [able[start : start + BLOCK_SIZE] for start in range(0, len(able), BLOCK_SIZE)]
-        self.floors = [FULL] * len(self.blocks)
-        self._block_of = [0] * len(self.views)
-        for block, members in enumerate(self.blocks):
-            for index in members:
-                self._block_of[index] = block
-        self._dirty = set(range(len(self.blocks)))
-        self._num_until_sort = _SORT_INTERVAL
+    def note_winners(self, shape: Shape, indices: list[int]) -> None:
+        """The best agents for this request."""
+        self._winners[_size_class(shape)] = indices
 
     def _members_changed(self) -> None:
-        self._num_until_sort = 0
-        self._dirty.clear()
-        contexts = [view.max_context_tokens for view in self.views]
-        self.smallest_context, self.largest_context = min(contexts, default=0), max(contexts, default=0)
+        contexts = sorted({view.max_context_tokens for view in self.views})
+        self.smallest_context, self.largest_context = (contexts[0], contexts[-1]) if contexts else (0, 0)
+        self._small = {
+            size: frozenset(index for index, view in enumerate(self.views) if view.max_context_tokens <= size)
+            for size in contexts
+        }
+        self._winners.clear()
+        self._divide()
+
+    def _divide(self) -> None:
+        """Makes the ranges anew: a line is the nearer to a row, the shorter the stretch that it is below it for."""
+        usual = self._ranges_for = self._usual_context
+        edges = (0.0, usual / _USUAL_SPREAD, usual * _USUAL_SPREAD, math.inf)
+        num, most = len(self.views), max(self.largest_context, 1)
+        self._ranges = [_Range(Floors(num, most), low, high, set(range(num))) for low, high in pairwise(edges)]
+
+    def _bound(self, part: _Range, index: int) -> None:
+        view = self.views[index]
+        if not view.is_able:
+            part.floors.close(index)
+            return
+        queue, base, per_token, others, share, *_ = self.terms[index]
+        row = view.row
+        if part.high < math.inf:
+            intercept, slope = row.floor_between(others + share * part.low, others + share * part.high)
+        else:
+            intercept, slope = row.floor
+        part.floors.put(index, queue, base, per_token, intercept + slope * others, slope * share)
 
 
-def _floor(lines: list[Line]) -> Line:
-    """The line below all of these: the least of each term."""
-    queue, base, per_token, intercept, slope = zip(*lines, strict=True)
-    return min(queue), min(base), min(per_token), min(intercept), min(slope)
+def _size_class(shape: Shape) -> tuple[int, int]:
+    return shape.prompt_tokens.bit_length(), shape.output_tokens.bit_length()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dragoman_controller.candidates import AgentView, Score, Shape
 from dragoman_controller.quote import Quote
@@ -12,8 +13,7 @@ from dragoman_controller.quote import Quote
 MAX_NUM_PLACEMENTS = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRecord:
+class PlacementRecord(NamedTuple):
     """One placement with everything it was decided from. The views are shared with other records, never copied."""
 
     request_id: str

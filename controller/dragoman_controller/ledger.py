@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dragoman_controller.fleet import Load
 
@@ -45,8 +46,7 @@ class Grant:
         return max(self.granted_at + self.finish_seconds(self.output_tokens) - now, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Debit:
+class Debit(NamedTuple):
     """What one agent has in front of it: its own report plus the grants the report cannot know yet."""
 
     num_requests: int
@@ -99,7 +99,10 @@ class Ledger:
 
     def add(self, grant: Grant) -> None:
         """Debits an agent."""
-        account = self._accounts.setdefault((grant.agent_id, grant.epoch), _Account())
+        life = grant.agent_id, grant.epoch
+        account = self._accounts.get(life)
+        if account is None:
+            account = self._accounts[life] = _Account()
         account.open[grant.jti] = grant
         account.recent.append(grant)
         account.count(grant, 1)
@@ -161,7 +164,9 @@ class Ledger:
         """What is in front of an agent, by its report of `sampled_at` and by what was granted since."""
         account = self._accounts.get((agent_id, epoch))
         if account is None:
-            account = _Account()
+            return Debit(
+                load.num_requests, load.pending_prefill_tokens, load.running_context_tokens, load.running_requests
+            )
         account.settle(sampled_at - TRAVEL_SECONDS)
         return Debit(
             num_requests=max(load.num_requests + account.recent_slots, account.num_open_slots),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 
 from dragoman.channel import quiet_grpc
 from dragoman_cli.config import parse
 from dragoman_cli.process import log_to_stderr, loop_factory
 from dragoman_controller.config import ControllerSettings
+
+# A decision makes some fifty small objects that live until its request ends. By default the collector looks at the young
+# ones after every 14 decisions, and ever again at all that are remembered: a tenth of the controller's time, for cycles
+# that it does not make.
+_GC_THRESHOLDS = 50_000, 20, 50
 
 
 def main() -> None:
@@ -19,6 +25,8 @@ def main() -> None:
     # Imported here so that --help and bad settings answer without loading gRPC.
     from dragoman_controller.server import StartupError, serve
 
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings))

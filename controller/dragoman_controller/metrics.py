@@ -60,21 +60,26 @@ class ControllerMetrics:
         self._units = Gauge("dragoman_prefix_units", "Prefix units in the index.", registry=registry)
         build = Gauge("dragoman_build_info", "Version of this process.", ["version", "python"], registry=registry)
         build.labels(dragoman.__version__, platform.python_version()).set(1)
-        self._tickets.labels("granted")
+        self._ticket_counters = {"granted": self._tickets.labels("granted")}
+        """The labelled children are kept: a look-up by label costs as much as a small part of a placement."""
+        self._queue_of = {priority: self._queue.labels(priority.label) for priority in Priority}
         for outcome in HINT_OUTCOMES:
             self._hints.labels(outcome)
 
     def ticket(self, result: str) -> None:
         """One answer."""
-        self._tickets.labels(result).inc()
+        counter = self._ticket_counters.get(result)
+        if counter is None:
+            counter = self._ticket_counters[result] = self._tickets.labels(result)
+        counter.inc()
 
     def waited(self, priority: Priority, seconds: float) -> None:
         """A request left the queue with a ticket."""
-        self._queue.labels(priority.label).observe(seconds)
+        self._queue_of[priority].observe(seconds)
 
     def quoted(self, priority: Priority, quote: Quote, policy: Policy) -> None:
         """A quote was given; counted where it is past the target of the class."""
-        target = policy.targets.get(priority.label)
+        target = policy.targets.get(priority.label) if policy.targets else None
         if target is None:
             return
         if 0 < target.time_to_first_token_seconds < quote.time_to_first_token.expected:

@@ -1,7 +1,7 @@
 """Picks an agent for a request by predicted seconds: wait at the agent, prefill of uncached tokens, decode. Pure.
 
-The agents lie in blocks (candidates.py) with a lower bound each; only blocks that could hold the best, a tie or the second
-are looked at, and in them each agent exactly. The choice is the one that a look at every agent would give.
+Lower bounds of all agents are computed at once (floors.py); only agents that could be the best, a tie or the second by
+their bound are computed exactly. The choice is the one that a look at every agent would give.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIE_RATIO = 1.02
 Weighed: TypeAlias = tuple[float, int]
 """Predicted seconds, and the agent's index. Equal seconds come in the order of the agents."""
 
-_NOBODY: Weighed = (math.inf, -1)
+_NUM_WINNERS = 4
 
 
 class Placement(NamedTuple):
@@ -51,6 +51,7 @@ def place(
     if not weighed:
         return None
     weighed.sort()
+    candidates.note_winners(shape, [index for _, index in weighed[:_NUM_WINNERS]])
     num_ties = bisect_right(weighed, (weighed[0][0] * TIE_RATIO, len(candidates)))
     chosen = weighed[0][1]
     if num_ties > 1:
@@ -84,53 +85,31 @@ def _near(
     context_tokens: int,
     barred: Collection[str],
 ) -> list[Weighed]:
-    """The best, its ties, the second and some others of the agents with so much context."""
-    candidates.tighten()
+    """The best, its ties, the second and maybe others of the agents with so much context."""
     if shape.num_choices > 1:
         return _all(candidates, shape, cached_tokens, context_tokens, barred)
+    u, o, x = shape.prompt_tokens, shape.output_tokens, shape.mean_context_tokens
+    floors, views = candidates.floors(shape), candidates.views
     found = _holders(candidates, shape, cached_tokens, context_tokens, barred)
-    skipped = {index for _, index in found}
-    is_picky = bool(skipped or barred) or candidates.smallest_context < context_tokens
-    u, o, x = shape.prompt_tokens, shape.output_tokens - 1, shape.mean_context_tokens
-    floors = [
-        (q + (b if u * p < b else u * p) + o * (step + slope * x), block)
-        for block, (q, b, p, step, slope) in enumerate(candidates.floors)
-    ]
-    floors.sort()
-    best = second = _NOBODY
-    for one in found:
-        best, second = _two_best(best, second, one)
-    for floor, block in floors:
-        # Rounding may leave a floor a hair above an agent; a tie is far wider.
-        if floor > best[0] * TIE_RATIO and floor > second[0]:
-            break
-        members = candidates.blocks[block]
-        if is_picky:
-            views = candidates.views
-            members = [
-                index
-                for index in members
-                if index not in skipped
-                and views[index].max_context_tokens >= context_tokens
-                and views[index].agent_id not in barred
-            ]
-        fresh = _weigh(candidates, members, u, o, x)
-        for one in fresh:
-            if one < second:
-                best, second = _two_best(best, second, one)
-        found += fresh
-    return found
+    skipped = candidates.with_less_context(context_tokens)
+    if cached_tokens or barred:
+        places = map(candidates.position, (*cached_tokens, *barred))
+        skipped = skipped.union(index for index in places if index is not None)
+    bounds = floors.of(u, o, x)
+    likely = [index for index in candidates.recent_winners(shape) if index not in skipped and views[index].is_able]
+    if len(likely) < 2 and (lowest := floors.lowest(bounds)) is not None and lowest not in skipped:
+        likely = [lowest]
+    known = sorted(found + _weigh(candidates, likely, u, o, x))
+    # No agent whose bound is over the exact seconds of any two can be one of the best two, and none over a tie a tie.
+    limit = max(known[0][0] * TIE_RATIO, known[1][0]) if len(known) > 1 else math.inf
+    done = skipped.union(likely)
+    near = [index for index in floors.within(bounds, limit) if index not in done]
+    return known + _weigh(candidates, near, u, o, x)
 
 
-def _two_best(best: Weighed, second: Weighed, one: Weighed) -> tuple[Weighed, Weighed]:
-    if one < best:
-        return one, best
-    return best, min(one, second)
-
-
-def _weigh(candidates: Candidates, members: Iterable[int], u: int, o: int, x: float) -> list[Weighed]:
+def _weigh(candidates: Candidates, members: Iterable[int], u: int, output_tokens: int, x: float) -> list[Weighed]:
     """AgentView.finish_seconds of each member for a request of one choice, written out: it is most of a decision."""
-    all_terms, weighed = candidates.terms, []
+    all_terms, weighed, o = candidates.terms, [], output_tokens - 1
     for index in members:
         queue, base, per_token, others, share, contexts, times, slopes = all_terms[index]
         context = others + share * x

@@ -5,42 +5,52 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from random import Random
+from types import MappingProxyType
+from typing import NamedTuple
 
 from dragoman.prefix_hash import UNIT_TOKENS
-from dragoman_controller.candidates import Candidates, Shape
+from dragoman_controller.candidates import AgentView, Candidates, Score, Shape
 from dragoman_controller.explain import PlacementRecord, Placements
 from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
 from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placement import Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
 from dragoman_controller.quote import Quote, Quotes
-from dragoman_controller.requests import AdmissionRequest
-from dragoman_controller.tickets import USABLE_SECONDS, Claims, TicketMinter
+from dragoman_controller.requests import AdmissionRequest, Resume
+from dragoman_controller.tickets import USABLE_SECONDS, Bearer, Claims, Minted, TicketMinter
 from dragoman_controller.views import ServiceTimes, plan_of, view_of
 
 _OTHER_PLAN = "a stream goes on where plan and architecture are those it began with"
 _MAX_KNOWN_MODELS = 1024
 _MAX_KNOWN_PLANS = 4096
 _RATE_SECONDS = 0.5
+_USABLE_MS = int(USABLE_SECONDS * 1000)
+_NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """One ticket as handed to a client; `usable_seconds` from now."""
 
-    token: bytes
-    jti: bytes
+    minted: Minted
     data_address: str
     usable_seconds: float
     expected_cached_tokens: int
     agent_id: str
     epoch: int
 
+    @property
+    def token(self) -> bytes:
+        """What the client shows the agent."""
+        return self.minted.token
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+    @property
+    def jti(self) -> bytes:
+        """The id of the ticket."""
+        return self.minted.jti
+
+
+class Granted(NamedTuple):
     """Admission: the ticket, maybe a second one for another agent, and the promise."""
 
     ticket: Ticket
@@ -51,12 +61,19 @@ class Granted:
     def aged(self, now: float) -> Granted:
         """The same grant given out again later."""
         left = max(self.usable_until - now, 0.0)
-        fallback = replace(self.fallback, usable_seconds=left) if self.fallback else None
-        return replace(self, ticket=replace(self.ticket, usable_seconds=left), fallback=fallback)
+        fallback = self.fallback._replace(usable_seconds=left) if self.fallback else None
+        return self._replace(ticket=self.ticket._replace(usable_seconds=left), fallback=fallback)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Served(NamedTuple):
+    """One model of a member, as its tickets need it."""
+
+    member: Member
+    model: ModelSpec
+    bearer: Bearer
+
+
+class _Placed(NamedTuple):
     """A placement with what it was decided from."""
 
     candidates: Candidates
@@ -84,6 +101,7 @@ class Placer:
         self._minter, self._placements, self._clock, self._rng = minter, placements, clock, rng
         self.service_times = ServiceTimes()
         self._models: dict[str, Candidates] = {}
+        self._served: dict[tuple[str, str], _Served] = {}
         # Read for each request that waits or is turned away: a flood of them must not cost a look at every agent.
         self._rates: dict[str, tuple[float, float]] = {}
         # Outlives the agent: its streams are resumed when it is gone.
@@ -145,13 +163,17 @@ class Placer:
             candidates = self._models.get(model.name)
             if candidates is None:
                 candidates = self._learn_model(model.name)
-            mean_seconds = self.service_times.mean(member.agent_id, model)
-            candidates.put(view_of(member, model, debit, mean_seconds))
+            served = self._served.get((member.agent_id, model.name))
+            if served is None or served.member is not member or served.model is not model:
+                bearer = Bearer(member.agent_id, member.epoch, model.digest)
+                self._served[member.agent_id, model.name] = _Served(member, model, bearer)
+            candidates.put(view_of(member, model, debit, self.service_times))
 
     def remove(self, member: Member) -> None:
         """Drops the views of a member that left, or whose models changed."""
-        for candidates in self._models.values():
+        for name, candidates in self._models.items():
             candidates.remove(member.agent_id)
+            self._served.pop((member.agent_id, name), None)
         self._minter.forget(member.agent_id, member.epoch)
 
     def quote(self, request: AdmissionRequest) -> tuple[Quote, str] | None:
@@ -160,7 +182,7 @@ class Placer:
         if placed is None:
             return None
         view = placed.candidates.views[placed.placement.chosen]
-        return self._quote(request, placed.placement, view.agent_id, view.max_context_tokens), view.agent_id
+        return self._quote(request, placed.placement, view), view.agent_id
 
     def grant(self, request: AdmissionRequest, queue_seconds: float) -> Granted | None:
         """Places the request, mints and debits; None when no agent can take it now."""
@@ -168,20 +190,27 @@ class Placer:
         if placed is None:
             return None
         now = self._clock()
-        views, placement = placed.candidates.views, placed.placement
+        candidates, shape, placement = placed.candidates, placed.shape, placed.placement
+        views = candidates.views
         chosen = views[placement.chosen]
-        quote = self._quote(request, placement, chosen.agent_id, chosen.max_context_tokens)
-        member = self._member(chosen.agent_id)
-        ticket = self._ticket(request, member, placement.score.cached_tokens, now)
+        quote = self._quote(request, placement, chosen)
+        served = self._served[chosen.agent_id, request.model]
+        claims = self._claims(request, served.model)
+        part = self._minter.request_part(claims)
+        ticket = self._ticket(request, served, part, placement.score.cached_tokens, now)
         fallback = None
         if placement.fallback is not None:
-            other = self._member(views[placement.fallback].agent_id)
-            fallback = self._ticket(request, other, self._cached(placed, other.agent_id), now)
-        self._debit(request, placed, member, ticket, fallback, now)
+            other_id = views[placement.fallback].agent_id
+            cached = min(placed.cached_tokens.get(other_id, 0), shape.prompt_tokens - 1)
+            other = self._served[other_id, request.model]
+            if other.model.max_context_tokens != served.model.max_context_tokens:
+                part = self._minter.request_part(self._claims(request, other.model))
+            fallback = self._ticket(request, other, part, cached, now)
+        self._debit(request, shape, placement.score, served, ticket, fallback, now)
         self._placements.add(
             PlacementRecord(
                 request.request_id,
-                placed.shape,
+                shape,
                 tuple(views),
                 placed.cached_tokens,
                 placed.excluded,
@@ -191,7 +220,7 @@ class Placer:
                 quote,
             )
         )
-        self.refresh(member)
+        self.refresh(served.member)
         return Granted(ticket, fallback, quote, now + USABLE_SECONDS)
 
     def release(self, granted: Granted) -> None:
@@ -211,96 +240,78 @@ class Placer:
         candidates = self._models[name] = Candidates()
         return candidates
 
-    def _member(self, agent_id: str) -> Member:
-        member = self._fleet.get(agent_id)
-        assert member is not None, "a view outlived its member"
-        return member
-
     def _place(self, request: AdmissionRequest) -> _Placed | None:
         candidates = self._models.get(request.model)
         if candidates is None:
             return None
         held = self._index.lookup(request.block_hashes) if request.block_hashes else {}
         cached = {agent_id: units * UNIT_TOKENS for agent_id, units in held.items()}
-        shape = _shape(request)
-        other_plans = self._other_plans(request, candidates)
-        excluded_sets: tuple[Mapping[str, str], ...] = (other_plans, {}) if other_plans else ({},)
-        for excluded in excluded_sets:
-            placement = place(candidates, shape, cached, self._rng, excluded)
+        shape = _shape(request, candidates.largest_context)
+        candidates.learn(shape)
+        if request.resume is not None:
+            other_plans = self._other_plans(request.resume, candidates)
+            placement = place(candidates, shape, cached, self._rng, other_plans) if other_plans else None
             if placement is not None:
-                return _Placed(candidates, shape, cached, excluded, placement)
-        return None
+                return _Placed(candidates, shape, cached, other_plans, placement)
+        placement = place(candidates, shape, cached, self._rng)
+        return None if placement is None else _Placed(candidates, shape, cached, _NOBODY, placement)
 
-    def _other_plans(self, request: AdmissionRequest, candidates: Candidates) -> dict[str, str]:
+    def _other_plans(self, resume: Resume, candidates: Candidates) -> dict[str, str]:
         """A resumed stream prefers an agent with the plan it began with: equal plans give equal tokens."""
-        if request.resume is None:
-            return {}
-        plan = self._plans.get((request.resume.origin_agent_id, request.resume.origin_epoch))
+        plan = self._plans.get((resume.origin_agent_id, resume.origin_epoch))
         if not plan:
             return {}
         return {view.agent_id: _OTHER_PLAN for view in candidates.views if view.plan != plan}
 
-    def _cached(self, placed: _Placed, agent_id: str) -> int:
-        return min(placed.cached_tokens.get(agent_id, 0), placed.shape.prompt_tokens - 1)
-
-    def _quote(self, request: AdmissionRequest, placement: Placement, agent_id: str, max_context: int) -> Quote:
+    def _quote(self, request: AdmissionRequest, placement: Placement, view: AgentView) -> Quote:
         score = placement.score
         ttft = score.queue_seconds + score.prefill_seconds
         delivered = request.resume.from_cursor // request.num_choices if request.resume else 0
-        num_tokens = max(request.output_tokens(max_context) - delivered, 1)
-        return self._quotes.of(agent_id).quote(ttft, score.step_seconds, ttft + (num_tokens - 1) * score.step_seconds)
+        num_tokens = max(request.output_tokens(view.max_context_tokens) - delivered, 1)
+        finish = ttft + (num_tokens - 1) * score.step_seconds
+        return self._quotes.of(view.agent_id).quote(ttft, score.step_seconds, finish)
 
-    def _ticket(self, request: AdmissionRequest, member: Member, cached_tokens: int, now: float) -> Ticket:
-        model = _model_of(member, request.model)
+    def _claims(self, request: AdmissionRequest, model: ModelSpec) -> Claims:
         resume = request.resume
-        deadline = request.deadline_seconds
-        minted = self._minter.mint(
-            Claims(
-                agent_id=member.agent_id,
-                epoch=member.epoch,
-                tenant=request.tenant,
-                model_digest=model.digest,
-                prompt_digest=request.prompt_digest,
-                max_prompt_tokens=request.max_prompt_tokens(model.max_context_tokens),
-                max_output_tokens=request.output_tokens(model.max_context_tokens),
-                priority=request.priority,
-                not_after_ms=member.agent_clock_ms(now) + int(USABLE_SECONDS * 1000),
-                deadline_budget_ms=0 if deadline is None else min(max(int(deadline * 1000), 1), (1 << 32) - 1),
-                resume=(resume.origin_epoch, resume.attempt, resume.from_cursor) if resume else None,
-            ),
-            member.confirmed_key_ids,
+        return Claims(
+            request.prompt_digest,
+            request.max_prompt_tokens(model.max_context_tokens),
+            request.output_tokens(model.max_context_tokens),
+            request.priority,
+            _deadline_ms(request.deadline_seconds),
+            (resume.origin_epoch, resume.attempt, resume.from_cursor) if resume else None,
         )
-        return Ticket(
-            minted.token,
-            minted.jti,
-            member.spec.data_address,
-            USABLE_SECONDS,
-            cached_tokens,
-            member.agent_id,
-            member.epoch,
-        )
+
+    def _ticket(
+        self, request: AdmissionRequest, served: _Served, part: bytes, cached_tokens: int, now: float
+    ) -> Ticket:
+        member = served.member
+        not_after_ms = member.agent_clock_ms(now) + _USABLE_MS
+        minted = self._minter.mint(served.bearer, part, request.tenant, not_after_ms, member.confirmed_key_ids)
+        spec = member.spec
+        return Ticket(minted, spec.data_address, USABLE_SECONDS, cached_tokens, spec.agent_id, member.epoch)
 
     def _debit(
         self,
         request: AdmissionRequest,
-        placed: _Placed,
-        member: Member,
+        shape: Shape,
+        score: Score,
+        served: _Served,
         ticket: Ticket,
         fallback: Ticket | None,
         now: float,
     ) -> None:
-        score, shape = placed.placement.score, placed.shape
         self._ledger.add(
             Grant(
                 jti=ticket.jti,
                 key=request.key,
                 tenant=request.tenant,
                 model=request.model,
-                agent_id=member.agent_id,
-                epoch=member.epoch,
+                agent_id=ticket.agent_id,
+                epoch=ticket.epoch,
                 granted_at=now,
                 usable_until=now + USABLE_SECONDS,
-                num_slots=min(request.num_choices, _model_of(member, request.model).num_slots),
+                num_slots=min(request.num_choices, served.model.num_slots),
                 uncached_tokens=shape.prompt_tokens - score.cached_tokens,
                 prompt_tokens=shape.prompt_tokens,
                 output_tokens=shape.output_tokens,
@@ -316,12 +327,18 @@ def _model_of(member: Member, name: str) -> ModelSpec:
     return next(model for model in member.spec.models if model.name == name)
 
 
-def _shape(request: AdmissionRequest) -> Shape:
-    prompt_tokens = request.predicted_prompt_tokens
+def _shape(request: AdmissionRequest, largest_context: int) -> Shape:
+    """No request is taken for longer than any agent's context: an absurd claim must not weigh on an agent's view."""
+    min_context = request.min_context_tokens()
     return Shape(
-        prompt_tokens=prompt_tokens,
-        output_tokens=request.predicted_output_tokens(),
+        prompt_tokens=min(request.predicted_prompt_tokens, largest_context),
+        output_tokens=min(request.predicted_output_tokens(), largest_context),
         num_choices=request.num_choices,
-        min_context_tokens=request.min_context_tokens(),
-        wanted_context_tokens=request.min_context_tokens() - 1 + max(request.max_output_tokens, 1),
+        min_context_tokens=min_context,
+        wanted_context_tokens=min_context - 1 + max(request.max_output_tokens, 1),
     )
+
+
+def _deadline_ms(seconds: float | None) -> int:
+    """The deadline of a ticket; 0 is none."""
+    return 0 if seconds is None else min(max(int(seconds * 1000), 1), (1 << 32) - 1)

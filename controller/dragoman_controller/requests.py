@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from dragoman.errors import DragomanError
 from dragoman.limits import MAX_NUM_CHOICES, MAX_RESUMES
@@ -33,8 +35,7 @@ class Priority(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(NamedTuple):
     """The stream a request continues; `from_cursor` counts the delivered tokens of all choices."""
 
     origin_agent_id: str
@@ -43,9 +44,9 @@ class Resume:
     from_cursor: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class AdmissionRequest:
-    """One request. `prompt_tokens` is None where the client has no tokenizer; then `prompt_bytes` bounds it."""
+    """One request, never changed. `prompt_tokens` is None where the client has no tokenizer; `prompt_bytes` bounds it then."""
 
     request_id: str
     model: str
@@ -53,18 +54,18 @@ class AdmissionRequest:
     prompt_bytes: int
     prompt_digest: bytes
     max_output_tokens: int
-    block_hashes: tuple[int, ...] = ()
+    block_hashes: Sequence[int] = ()
     priority: Priority = Priority.STANDARD
     tenant: str = ""
     num_choices: int = 1
     max_queue_wait_seconds: float | None = None
     deadline_seconds: float | None = None
     resume: Resume | None = None
+    key: tuple[str, str, int] = field(init=False)
+    """What makes two asks the same ask: a resume of a request is another one."""
 
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """What makes two asks the same ask: a resume of a request is another one."""
-        return self.tenant, self.request_id, self.resume.attempt if self.resume else 0
+    def __post_init__(self) -> None:
+        self.key = self.tenant, self.request_id, self.resume.attempt if self.resume else 0
 
     @property
     def predicted_prompt_tokens(self) -> int:

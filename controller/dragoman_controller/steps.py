@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
 
 from dragoman.step_model import StepModel
 
@@ -15,7 +14,7 @@ _PACE_CONTEXT_TOKENS = 1024
 class DecodeRow:
     """Seconds of a decode step at one batch size over the mean context: piecewise linear, never below 0."""
 
-    __slots__ = ("_hull", "contexts", "seconds", "slopes")
+    __slots__ = ("contexts", "floor", "seconds", "slopes")
 
     def __init__(self, contexts: Sequence[int], seconds: Sequence[float]) -> None:
         """`contexts` ascend; one time a context, none below 0."""
@@ -23,10 +22,15 @@ class DecodeRow:
             # Flat: a second knot spares everyone the question whether there is a segment.
             contexts, seconds = (contexts[0], contexts[0] + 1), (seconds[0], seconds[0])
         self.contexts, self.seconds = tuple(contexts), tuple(seconds)
-        knots = list(zip(contexts, seconds, strict=True))
-        self.slopes = tuple(_slope(left, right) for left, right in pairwise(knots))
+        self.slopes = tuple(
+            [
+                (right - left) / (end - start)
+                for start, end, left, right in zip(contexts, contexts[1:], seconds, seconds[1:], strict=False)
+            ]
+        )
         """Of the segment that starts at each knot but the last, which goes on for ever; the first one comes from 0."""
-        self._hull = _lower_hull(knots, self.slopes)
+        self.floor = self._floor()
+        """(intercept, slope) of a line that is nowhere above the row."""
 
     def at(self, mean_context: float) -> float:
         """Seconds at a mean context in tokens; equals StepModel.decode_step_seconds."""
@@ -35,37 +39,26 @@ class DecodeRow:
         seconds = self.seconds[segment] + (mean_context - contexts[segment]) * self.slopes[segment]
         return seconds if seconds > 0.0 else 0.0
 
-    def floor_at(self, mean_context: float) -> tuple[float, float]:
-        """(intercept, slope) of a line over the context that is nowhere above the row, and near it at `mean_context`."""
-        _, intercept, slope = self._hull[0]
-        for start, base, rise in self._hull:
-            if start > mean_context:
+    def floor_between(self, low: float, high: float) -> tuple[float, float]:
+        """(intercept, slope) of a line that is nowhere above the row from `low` to `high` > `low`, and near it there."""
+        at_low, at_high = self.at(low), self.at(high)
+        if not at_low or not at_high:
+            return 0.0, 0.0  # the row bends up from 0 somewhere between its knots
+        slope = (at_high - at_low) / (high - low)
+        intercept = at_low - slope * low
+        contexts = self.contexts
+        for knot in range(bisect_right(contexts, low), len(contexts)):
+            if contexts[knot] >= high:
                 break
-            intercept, slope = base, rise
+            intercept = min(intercept, self.seconds[knot] - slope * contexts[knot])
         return intercept, slope
 
-
-def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
-    return (right[1] - left[1]) / (right[0] - left[0])
-
-
-def _lower_hull(knots: list[tuple[int, float]], slopes: Sequence[float]) -> tuple[tuple[float, float, float], ...]:
-    """Segments (start, intercept, slope) of the lower convex hull of a row from 0 to any context, the first from 0."""
-    points: list[tuple[float, float]] = [*knots]
-    if knots[0][0] > 0:
-        # Continued to the left without the clamp at 0, which the clamped row is nowhere below.
-        points.insert(0, (0.0, knots[0][1] - knots[0][0] * slopes[0]))
-    hull: list[tuple[float, float]] = []
-    for point in points:
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    # Past the last knot the row goes on with its last slope for ever: no steeper segment may come before.
-    while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= slopes[-1]:
-        hull.pop()
-    rises = [*(_slope(left, right) for left, right in pairwise(hull)), slopes[-1]]
-    segments = [(start, value - rise * start, rise) for (start, value), rise in zip(hull, rises, strict=True)]
-    return ((0.0, *segments[0][1:]), *segments[1:])
+    def _floor(self) -> tuple[float, float]:
+        contexts, seconds = self.contexts, self.seconds
+        # Past the last knot a steeper line would cross the row, and before the first one a flatter one would.
+        slope = min((seconds[-1] - seconds[0]) / (contexts[-1] - contexts[0]), self.slopes[-1])
+        at_zero = seconds[0] - contexts[0] * self.slopes[0]
+        return min(at_zero, min([time - slope * context for context, time in zip(contexts, seconds, strict=True)])), slope
 
 
 class StepTable:
@@ -93,7 +86,15 @@ class StepTable:
         return seconds if seconds > self.base_seconds else self.base_seconds
 
     def _build(self, batch_size: int) -> DecodeRow:
-        contexts = self.model.context_tokens
+        """StepModel.decode_step_seconds at each context of the grid, with the batch sizes around found only once."""
+        model = self.model
+        contexts, batches, grid = model.context_tokens, model.batch_sizes, model.decode_seconds_grid
+        width = len(contexts)
+        if len(batches) == 1:
+            return DecodeRow(contexts, [max(seconds, 0.0) for seconds in grid])
+        lower = bisect_right(batches, batch_size, 1, len(batches) - 1) - 1
+        weight = (batch_size - batches[lower]) / (batches[lower + 1] - batches[lower])
+        low, high = grid[lower * width : (lower + 1) * width], grid[(lower + 1) * width : (lower + 2) * width]
         # The unclamped line between two knots is what StepModel continues past the edge and clamps afterwards;
-        # clamping the knots themselves would differ only for a model that predicts negative times.
-        return DecodeRow(contexts, [self.model.decode_step_seconds(batch_size, context) for context in contexts])
+        # clamping the knots themselves differs only for a model that predicts negative times.
+        return DecodeRow(contexts, [max(a + weight * (b - a), 0.0) for a, b in zip(low, high, strict=True)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import struct
@@ -29,6 +30,7 @@ _USUAL_AGENT_ID_BYTES = 28
 USABLE_SECONDS = 10.0
 _INFO_PREFIX = b"dragoman ticket v1"
 _MAX_RANDOM_KEY_ID = 1 << 14
+_BLOCK_BYTES = 64
 _KEY_LINE = re.compile(r"(?P<key_id>\d+)\s+(?P<key>[0-9a-fA-F]{64})")
 
 
@@ -89,9 +91,8 @@ class Bearer(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """What a ticket says of its request; the same for its first and its fallback ticket where both agents have room."""
+    """What a ticket says of its request, but for the tenant; the same for the fallback where both agents have room."""
 
-    tenant: str
     prompt_digest: bytes
     max_prompt_tokens: int
     max_output_tokens: int
@@ -101,19 +102,41 @@ class Claims(NamedTuple):
     """Origin epoch, attempt, from cursor."""
 
 
+class Signer:
+    """What every ticket for one life of an agent has in common: HMAC-SHA256 (RFC 2104) keyed once, and serialized claims."""
+
+    __slots__ = ("_inner", "_outer", "claims", "max_ticket_bytes")
+
+    def __init__(self, key: bytes, claims: bytes, max_ticket_bytes: int) -> None:
+        """`key` is at most one block of SHA-256."""
+        block = key.ljust(_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+        self.claims = claims
+        self.max_ticket_bytes = max_ticket_bytes
+
+    def mac(self, body: bytes) -> bytes:
+        """As hmac.digest, which hashes the key anew each time and takes three times as long."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(body)
+        outer.update(inner.digest())
+        return outer.digest()
+
+
 class Minted(NamedTuple):
-    """A ticket: its bytes and the id its outcome will be reported under."""
+    """A ticket, and the id its outcome will be reported under. Signed when its bytes are asked for, the same each time."""
 
-    token: bytes
     jti: bytes
-
-
-class _Signer(NamedTuple):
-    """What every ticket for one life of an agent has in common."""
-
-    key: bytes
     claims: bytes
-    max_ticket_bytes: int
+    signer: Signer
+
+    @property
+    def token(self) -> bytes:
+        """The bytes that the client gets. A batch is signed and written out when all of it is decided."""
+        token = ticket_pb2.SignedTicket(claims=self.claims, mac=self.signer.mac(self.claims)).SerializeToString()
+        if len(token) > self.signer.max_ticket_bytes:
+            raise AssertionError(f"a ticket of {len(token)} bytes")
+        return token
 
 
 class TicketMinter:
@@ -123,11 +146,9 @@ class TicketMinter:
         if not keys:
             raise ValueError("a minter needs at least one cell key")
         self._keys = keys
-        self._signers: dict[tuple[str, int], dict[tuple[int, bytes], _Signer]] = {}
+        self._signers: dict[Bearer, tuple[tuple[int, ...] | None, Signer]] = {}
         # The parts of a ticket, made once and filled in for each: a message costs as much to make as to serialize.
         self._request_part, self._own_part = ticket_pb2.TicketClaims(), ticket_pb2.TicketClaims()
-        self._signed = ticket_pb2.SignedTicket()
-        self._last: tuple[Claims, bytes] | None = None
 
     @property
     def keys(self) -> tuple[CellKey, ...]:
@@ -152,10 +173,30 @@ class TicketMinter:
 
     def forget(self, agent_id: str, epoch: int) -> None:
         """Drops the derived keys of a life that is over."""
-        self._signers.pop((agent_id, epoch), None)
+        for bearer in [one for one in self._signers if one.agent_id == agent_id and one.epoch == epoch]:
+            del self._signers[bearer]
+
+    def request_part(self, claims: Claims) -> bytes:
+        """What every ticket of one request has in common, serialized."""
+        part = self._request_part
+        part.prompt_digest = claims.prompt_digest
+        part.max_prompt_tokens, part.max_output_tokens = claims.max_prompt_tokens, claims.max_output_tokens
+        part.priority = claims.priority  # type: ignore[assignment]
+        part.deadline_budget_ms = claims.deadline_budget_ms
+        if claims.resume is not None:
+            resume = part.resume
+            resume.origin_epoch, resume.attempt, resume.from_cursor = claims.resume
+        else:
+            part.ClearField("resume")
+        return part.SerializeToString()
 
     def mint(
-        self, bearer: Bearer, claims: Claims, not_after_ms: int, confirmed_key_ids: tuple[int, ...] | None = None
+        self,
+        bearer: Bearer,
+        request_part: bytes,
+        tenant: str,
+        not_after_ms: int,
+        confirmed_key_ids: tuple[int, ...] | None = None,
     ) -> Minted:
         """A ticket of under 200 bytes, see MAX_TICKET_BYTES. `not_after_ms` is in the agent's monotonic clock.
 
@@ -163,20 +204,15 @@ class TicketMinter:
         protobuf reads messages one after the other as one message with the fields of all.
         """
         signer = self._signer(bearer, confirmed_key_ids)
-        request_part = self._serialized(claims)
-        jti = secrets.token_bytes(TICKET_JTI_BYTES)
+        jti = os.urandom(TICKET_JTI_BYTES)
         own = self._own_part
-        own.jti, own.not_after_ms, own.tenant = jti, not_after_ms, ""
+        own.jti, own.not_after_ms = jti, not_after_ms
         body = signer.claims + request_part + own.SerializeToString()
-        if claims.tenant:
-            own.tenant = _fit_tenant(claims.tenant, signer.max_ticket_bytes - _signed_size(len(body)) - 2)
+        if tenant:
+            own.tenant = _fit_tenant(tenant, signer.max_ticket_bytes - _signed_size(len(body)) - 2)
             body = signer.claims + request_part + own.SerializeToString()
-        signed = self._signed
-        signed.claims, signed.mac = body, hmac.digest(signer.key, body, "sha256")
-        token = signed.SerializeToString()
-        if len(token) > signer.max_ticket_bytes:
-            raise AssertionError(f"a ticket of {len(token)} bytes for agent {bearer.agent_id!r}")
-        return Minted(token, jti)
+            own.tenant = ""
+        return Minted(jti, body, signer)
 
     def open(self, token: bytes) -> ticket_pb2.TicketClaims:
         """The claims of one of our own tickets. Raises TICKET_INVALID when it is not one."""
@@ -194,41 +230,24 @@ class TicketMinter:
             raise _invalid_ticket("its signature does not fit")
         return claims
 
-    def _serialized(self, claims: Claims) -> bytes:
-        """The request's part of the claims. A fallback ticket mostly has that of the ticket before it."""
-        if self._last is not None and self._last[0] == claims:
-            return self._last[1]
-        part = self._request_part
-        part.prompt_digest = claims.prompt_digest
-        part.max_prompt_tokens, part.max_output_tokens = claims.max_prompt_tokens, claims.max_output_tokens
-        part.priority = claims.priority  # type: ignore[assignment]
-        part.deadline_budget_ms = claims.deadline_budget_ms
-        if claims.resume is not None:
-            resume = part.resume
-            resume.origin_epoch, resume.attempt, resume.from_cursor = claims.resume
-        else:
-            part.ClearField("resume")
-        serialized = part.SerializeToString()
-        self._last = claims, serialized
-        return serialized
-
-    def _signer(self, bearer: Bearer, confirmed: tuple[int, ...] | None) -> _Signer:
+    def _signer(self, bearer: Bearer, confirmed: tuple[int, ...] | None) -> Signer:
+        known = self._signers.get(bearer)
+        if known is not None and known[0] == confirmed:
+            return known[1]
         key = self._keys[0]
-        if confirmed is not None and key.key_id not in confirmed:
+        if confirmed is not None:
             key = next((one for one in self._keys if one.key_id in confirmed), key)
-        life = self._signers.setdefault((bearer.agent_id, bearer.epoch), {})
-        signer = life.get((key.key_id, bearer.model_digest))
-        if signer is None:
-            part = ticket_pb2.TicketClaims(
-                version=TICKET_VERSION,
-                key_id=key.key_id,
-                agent_id=bearer.agent_id,
-                epoch=bearer.epoch,
-                model_digest=bearer.model_digest[:TICKET_MODEL_DIGEST_BYTES],
-            )
-            limit = MAX_TICKET_BYTES + max(0, len(bearer.agent_id.encode()) - _USUAL_AGENT_ID_BYTES)
-            secret = derive_key(key.secret, bearer.agent_id, bearer.epoch)
-            signer = life[key.key_id, bearer.model_digest] = _Signer(secret, part.SerializeToString(), limit)
+        part = ticket_pb2.TicketClaims(
+            version=TICKET_VERSION,
+            key_id=key.key_id,
+            agent_id=bearer.agent_id,
+            epoch=bearer.epoch,
+            model_digest=bearer.model_digest[:TICKET_MODEL_DIGEST_BYTES],
+        )
+        limit = MAX_TICKET_BYTES + max(0, len(bearer.agent_id.encode()) - _USUAL_AGENT_ID_BYTES)
+        secret = derive_key(key.secret, bearer.agent_id, bearer.epoch)
+        signer = Signer(secret, part.SerializeToString(), limit)
+        self._signers[bearer] = confirmed, signer
         return signer
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dragoman_controller.candidates import AgentView
 from dragoman_controller.fleet import AgentState, Member, ModelSpec
 from dragoman_controller.ledger import Debit
-from dragoman_controller.candidates import AgentView
 from dragoman_controller.recent import RecentAgents
 from dragoman_controller.requests import DEFAULT_OUTPUT_TOKENS
 
@@ -14,6 +14,8 @@ _EXCLUSIONS = {
     AgentState.SUSPECT: "it has been silent, or its connection broke",
     AgentState.DEAD: "it has been silent for too long",
 }
+# Enum members are slow to ask, and views are made for each grant and each beat.
+_LABELS = {state: state.label for state in AgentState}
 
 
 class ServiceTimes:
@@ -44,7 +46,7 @@ def plan_of(member: Member, model: ModelSpec) -> bytes:
     return model.plan_digest + member.spec.architecture.encode() if model.plan_digest else b""
 
 
-def view_of(member: Member, model: ModelSpec, debit: Debit, mean_request_seconds: float) -> AgentView:
+def view_of(member: Member, model: ModelSpec, debit: Debit, service_times: ServiceTimes) -> AgentView:
     """The view of one model of a member.
 
     Wait at the agent: the prompt tokens in front, at the prefill rate; and where no slot is free, one mean request
@@ -54,9 +56,10 @@ def view_of(member: Member, model: ModelSpec, debit: Debit, mean_request_seconds
     queue_seconds = model.steps.prefill_seconds(debit.pending_prefill_tokens)
     num_ahead = num_requests - model.max_running_requests + 1
     if num_ahead > 0:
-        queue_seconds += num_ahead * mean_request_seconds / model.max_running_requests
+        queue_seconds += num_ahead * service_times.mean(member.agent_id, model) / model.max_running_requests
     num_free_slots = max(model.num_slots - num_requests, 0)
-    excluded = _EXCLUSIONS.get(member.state, "")
+    state = member.state
+    excluded = "" if state is AgentState.SERVING else _EXCLUSIONS[state]
     if not excluded and not num_free_slots:
         excluded = f"all its {model.num_slots} slots are taken"
     num_running = min(num_requests, model.max_running_requests)
@@ -73,5 +76,5 @@ def view_of(member: Member, model: ModelSpec, debit: Debit, mean_request_seconds
         row=model.steps.row(min(num_running + 1, model.max_running_requests)),
         plan=plan_of(member, model),
         excluded_because=excluded,
-        state=member.state.label,
+        state=_LABELS[state],
     )

@@ -129,7 +129,7 @@ def test_placements_are_a_bounded_ring(bench: Any) -> None:
     record = bench.cell.placements.find("r")
     ring = Placements(max_num_placements=3)
     for number in range(5):
-        ring.add(type(record)(**{**{f: getattr(record, f) for f in record.__slots__}, "request_id": str(number)}))
+        ring.add(record._replace(request_id=str(number)))
     assert [ring.find(str(number)) is not None for number in range(5)] == [False, False, True, True, True]
 
 

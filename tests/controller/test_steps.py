@@ -31,15 +31,21 @@ def test_a_row_is_the_step_model_at_its_batch_size(model: StepModel, data: st.Da
 
 @given(model=step_models(), data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_the_floor_line_is_nowhere_above_the_row(model: StepModel, data: st.DataObject) -> None:
+def test_the_floors_are_nowhere_above_the_row(model: StepModel, data: st.DataObject) -> None:
     row = StepTable(model).row(data.draw(st.integers(1, 300)))
-    intercept, slope = row.floor_at(data.draw(st.floats(0, 10_000)))
+    intercept, slope = row.floor
     for context in data.draw(st.lists(st.floats(0, 50_000), max_size=10)):
+        assert intercept + slope * context <= row.at(context) + 1e-9
+    low = data.draw(st.floats(0, 10_000))
+    high = low + data.draw(st.floats(1, 10_000))
+    intercept, slope = row.floor_between(low, high)
+    for context in data.draw(st.lists(st.floats(low, high), max_size=10)):
         assert intercept + slope * context <= row.at(context) + 1e-9
 
 
-def test_the_floor_line_of_a_convex_row_touches_it_where_it_was_asked_for() -> None:
+def test_the_floor_of_an_interval_is_the_row_where_that_is_straight() -> None:
     row = StepTable(StepModel((1,), (0, 1000, 4000), (0.01, 0.02, 0.08), 1000.0, 0.0)).row(1)
-    for context in (0.0, 500.0, 1000.0, 3500.0, 9000.0):
-        intercept, slope = row.floor_at(context)
-        assert intercept + slope * context == pytest.approx(row.at(context))
+    for low, high in ((0.0, 900.0), (1200.0, 3000.0), (3500.0, 9000.0)):
+        intercept, slope = row.floor_between(low, high)
+        assert intercept + slope * low == pytest.approx(row.at(low))
+        assert intercept + slope * high == pytest.approx(row.at(high))

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -19,8 +20,10 @@ from dragoman.v1 import error_pb2, ticket_pb2
 from dragoman_agent.tickets import Presented, TicketVerifier
 from dragoman_controller.tickets import (
     MAX_TICKET_BYTES,
+    Bearer,
     CellKey,
     Claims,
+    Minted,
     TicketMinter,
     derive_key,
     read_cell_keys,
@@ -86,19 +89,13 @@ def test_the_derived_key_is_hkdf_over_agent_and_epoch() -> None:
     assert len(others | {derive_key(SECRET, "agent-a", EPOCH)}) == 4
 
 
-def claims(**fields: object) -> Claims:
-    defaults: dict[str, object] = {
-        "agent_id": "agent-a",
-        "epoch": EPOCH,
-        "tenant": "team",
-        "model_digest": b"d" * 32,
-        "prompt_digest": b"p" * 32,
-        "max_prompt_tokens": 100,
-        "max_output_tokens": 50,
-        "priority": 2,
-        "not_after_ms": NOW_MS + 10_000,
-    }
-    return Claims(**{**defaults, **fields})  # type: ignore[arg-type]
+def minted(mint: TicketMinter, confirmed: tuple[int, ...] | None = None, **fields: Any) -> Minted:
+    """A good ticket but for what is given."""
+    bearer = Bearer(fields.pop("agent_id", "agent-a"), EPOCH, b"d" * 32)
+    not_after_ms = fields.pop("not_after_ms", NOW_MS + 10_000)
+    tenant = fields.pop("tenant", "team")
+    claims = Claims(b"p" * 32, max_prompt_tokens=100, max_output_tokens=50, priority=2)._replace(**fields)
+    return mint.mint(bearer, mint.request_part(claims), tenant, not_after_ms, confirmed)
 
 
 def minter(*keys: CellKey) -> TicketMinter:
@@ -121,7 +118,7 @@ def reason_of(checks: TicketVerifier, token: bytes, presented: Presented = PRESE
 
 
 def test_the_mac_is_hmac_over_the_claims_as_sent() -> None:
-    token = minter().mint(claims()).token
+    token = minted(minter()).token
     signed = ticket_pb2.SignedTicket.FromString(token)
     key = derive_key(SECRET, "agent-a", EPOCH)
     assert signed.mac == hmac.new(key, signed.claims, hashlib.sha256).digest()
@@ -129,25 +126,23 @@ def test_the_mac_is_hmac_over_the_claims_as_sent() -> None:
 
 def test_the_agent_accepts_what_was_minted_and_reads_the_same_claims() -> None:
     mint = minter()
-    minted = mint.mint(claims(deadline_budget_ms=2500, resume=(5, 1, 17)))
-    grant = verifier(mint).verify(minted.token, Presented(b"p" * 32, (5, 1, 17)))
-    assert (grant.jti, grant.tenant, grant.priority) == (minted.jti, "team", 2)
+    ticket = minted(mint, deadline_budget_ms=2500, resume=(5, 1, 17))
+    grant = verifier(mint).verify(ticket.token, Presented(b"p" * 32, (5, 1, 17)))
+    assert (grant.jti, grant.tenant, grant.priority) == (ticket.jti, "team", 2)
     assert (grant.max_prompt_tokens, grant.max_output_tokens, grant.deadline_seconds) == (100, 50, 2.5)
     assert grant.resume == (5, 1, 17)
 
 
 def test_the_agent_refuses_tickets_that_are_wrong_in_any_way() -> None:
     mint = minter()
-    good = mint.mint(claims()).token
+    good = minted(mint).token
     checks = verifier(mint)
     assert reason_of(checks, b"") == error_pb2.ERROR_REASON_TICKET_REQUIRED
     assert reason_of(checks, b"\xff" * 40) == error_pb2.ERROR_REASON_TICKET_INVALID
-    assert (
-        reason_of(checks, minter(CellKey(7, b"x" * 32)).mint(claims()).token) == error_pb2.ERROR_REASON_TICKET_INVALID
-    )
-    assert reason_of(checks, minter(CellKey(8, SECRET)).mint(claims()).token) == error_pb2.ERROR_REASON_TICKET_INVALID
+    assert reason_of(checks, minted(minter(CellKey(7, b"x" * 32))).token) == error_pb2.ERROR_REASON_TICKET_INVALID
+    assert reason_of(checks, minted(minter(CellKey(8, SECRET))).token) == error_pb2.ERROR_REASON_TICKET_INVALID
     # A stolen agent's key signs for that agent only.
-    other = ticket_pb2.SignedTicket.FromString(mint.mint(claims(agent_id="agent-b")).token)
+    other = ticket_pb2.SignedTicket.FromString(minted(mint, agent_id="agent-b").token)
     own = ticket_pb2.SignedTicket.FromString(good)
     forged = ticket_pb2.SignedTicket(
         claims=own.claims, mac=hmac.digest(derive_key(SECRET, "agent-b", EPOCH), own.claims, "sha256")
@@ -168,7 +163,7 @@ def test_the_agent_refuses_tickets_that_are_wrong_in_any_way() -> None:
 @settings(max_examples=60, deadline=None)
 def test_no_single_altered_byte_passes(data: st.DataObject) -> None:
     mint = minter()
-    token = bytearray(mint.mint(claims()).token)
+    token = bytearray(minted(mint).token)
     index = data.draw(st.integers(0, len(token) - 1))
     token[index] ^= data.draw(st.integers(1, 255))
     # A byte of the agent's id or epoch makes it look like another's ticket, and that is what is said.
@@ -188,37 +183,60 @@ def test_no_single_altered_byte_passes(data: st.DataObject) -> None:
 def test_tickets_stay_under_200_bytes(agent_id: str, tenant: str, deadline_ms: int, is_resume: bool) -> None:
     mint = minter(CellKey((1 << 14) - 1, SECRET))
     resume = ((1 << 64) - 1, 3, (1 << 21) - 1) if is_resume else None
-    token = mint.mint(
-        claims(
-            agent_id=agent_id,
-            tenant=tenant,
-            deadline_budget_ms=deadline_ms,
-            max_prompt_tokens=(1 << 21) - 1,
-            max_output_tokens=(1 << 21) - 1,
-            resume=resume,
-            not_after_ms=(1 << 42) - 1,
-        )
+    token = minted(
+        mint,
+        agent_id=agent_id,
+        tenant=tenant,
+        deadline_budget_ms=deadline_ms,
+        max_prompt_tokens=(1 << 21) - 1,
+        max_output_tokens=(1 << 21) - 1,
+        resume=resume,
+        not_after_ms=(1 << 42) - 1,
     ).token
     assert len(token) <= MAX_TICKET_BYTES + max(0, len(agent_id) - 28)
     claimed = mint.open(token).tenant
     assert claimed == tenant or (claimed.startswith("#") and len(claimed) >= 8)
 
 
+def test_one_minter_gives_each_agent_and_request_its_own_claims() -> None:
+    mint = minter()
+    plain = minted(mint)
+    resumed = minted(mint, resume=(9, 2, 33), tenant="", prompt_digest=b"q" * 32, max_output_tokens=0)
+    other = minted(mint, agent_id="agent-b", deadline_budget_ms=7)
+    again = minted(mint)
+    for ticket, expected in (
+        (plain, ("agent-a", "team", b"p" * 32, 50, 0, False)),
+        (resumed, ("agent-a", "", b"q" * 32, 0, 0, True)),
+        (other, ("agent-b", "team", b"p" * 32, 50, 7, False)),
+        (again, ("agent-a", "team", b"p" * 32, 50, 0, False)),
+    ):
+        said = mint.open(ticket.token)
+        assert said.jti == ticket.jti and said.model_digest == b"d" * 16 and said.not_after_ms == NOW_MS + 10_000
+        assert expected == (
+            said.agent_id,
+            said.tenant,
+            said.prompt_digest,
+            said.max_output_tokens,
+            said.deadline_budget_ms,
+            said.HasField("resume"),
+        )
+
+
 def test_each_ticket_has_its_own_id() -> None:
     mint = minter()
-    assert len({mint.mint(claims()).jti for _ in range(100)}) == 100
+    assert len({minted(mint).jti for _ in range(100)}) == 100
 
 
 def test_rotation_signs_with_the_old_key_until_the_agent_confirms_the_new_one() -> None:
     old, new = CellKey(1, SECRET), CellKey(2, b"n" * 32)
     mint = minter(old)
     checks = verifier(mint)
-    before = mint.mint(claims(), (1,)).token
+    before = minted(mint, (1,)).token
     mint.rotate((new, old))
-    between = mint.mint(claims(), (1,)).token
+    between = minted(mint, (1,)).token
     checks.verify(before, PRESENTED)
     checks.verify(between, PRESENTED)
-    after = mint.mint(claims(), (2, 1)).token
+    after = minted(mint, (2, 1)).token
     assert reason_of(checks, after) == error_pb2.ERROR_REASON_TICKET_INVALID
     checks.set_keys("controller", dict(mint.agent_keys("agent-a", EPOCH)))
     for token in (before, between, after):

@@ -14,7 +14,7 @@ from dragoman_controller.admission import Answer, Queued
 from dragoman_controller.cell import Cell
 from dragoman_controller.placer import Granted
 from dragoman_controller.requests import AdmissionRequest
-from dragoman_controller.rpc.convert import admission_request, quote_message, ticket_response
+from dragoman_controller.rpc.convert import admission_request, fill_granted, fill_quote
 
 
 class AdmissionServicer(pb_grpc.AdmissionServiceServicer):
@@ -40,7 +40,9 @@ class AdmissionServicer(pb_grpc.AdmissionServiceServicer):
             raise
         if isinstance(answer, DragomanError):
             raise answer
-        return ticket_response(answer)
+        response = pb.AcquireTicketResponse()
+        fill_granted(response, answer)
+        return response
 
     async def Admit(
         self, request_iterator: AsyncIterator[pb.AdmitRequest], context: Context
@@ -53,8 +55,7 @@ class AdmissionServicer(pb_grpc.AdmissionServiceServicer):
                 await stream.wake.wait()
                 stream.wake.clear()
                 if stream.answers:
-                    answers, stream.answers = stream.answers, []
-                    yield pb.AdmitResponse(admissions=answers)
+                    yield stream.take_answer()
                 elif stream.finished and not stream.waiting:
                     break
             await reader
@@ -70,15 +71,22 @@ class AdmissionServicer(pb_grpc.AdmissionServiceServicer):
     async def Quote(self, request: pb.QuoteRequest, context: Context) -> pb.QuoteResponse:
         """Tells the cost, grants nothing."""
         quote, agent_id = self._cell.admission.quote(admission_request(request.request))
-        return pb.QuoteResponse(quote=quote_message(quote), agent_id=agent_id)
+        response = pb.QuoteResponse(agent_id=agent_id)
+        fill_quote(response.quote, quote)
+        return response
 
 
 class _AdmitStream:
-    """One gateway's stream: the answers that have not gone out, and the requests that still wait."""
+    """One gateway's stream: the answers that have not gone out, and the requests that still wait.
+
+    A batch is read, decided, and written out in three passes: each is many times the same work, which the processor then
+    has in its caches.
+    """
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self.answers: list[pb.Admission] = []
+        self.answers: list[tuple[str, Answer]] = []
+        """What has been answered and not sent, by request id."""
         self.waiting: dict[_Listener, None] = {}
         self.wake = asyncio.Event()
         self.finished = False
@@ -86,17 +94,40 @@ class _AdmitStream:
     async def read(self, requests: AsyncIterator[pb.AdmitRequest]) -> None:
         try:
             async for batch in requests:
-                for message in batch.requests:
-                    self._submit(message)
-                for request_id in batch.abandoned_request_ids:
-                    self._abandon(request_id)
+                self.take_batch(batch)
         finally:
             self.finished = True
             self.wake.set()
 
-    def put(self, admission: pb.Admission) -> None:
-        self.answers.append(admission)
-        self.wake.set()
+    def take_batch(self, batch: pb.AdmitRequest) -> None:
+        """Decides on every request of a batch."""
+        requests = []
+        for message in batch.requests:
+            try:
+                requests.append(admission_request(message))
+            except DragomanError as error:
+                self.answer(message.request_id, error)
+        submit = self._cell.admission.submit
+        for request in requests:
+            submit(request, _Listener(self, request))
+        for request_id in batch.abandoned_request_ids:
+            self._abandon(request_id)
+
+    def take_answer(self) -> pb.AdmitResponse:
+        """The message with everything answered so far."""
+        answers, self.answers = self.answers, []
+        response = pb.AdmitResponse()
+        for request_id, answer in answers:
+            admission = response.admissions.add()
+            admission.request_id = request_id
+            if isinstance(answer, Granted):
+                fill_granted(admission.granted, answer)
+            elif isinstance(answer, Queued):
+                admission.queued.position = answer.position
+                admission.queued.predicted_wait.CopyFrom(duration_of(answer.predicted_wait_seconds))
+            else:
+                admission.refused.CopyFrom(answer.to_detail())
+        return response
 
     def close(self) -> None:
         """The gateway is gone: what waits for it alone is taken out of the queue."""
@@ -104,13 +135,10 @@ class _AdmitStream:
             self._cell.admission.detach(listener.request, listener)
         self.waiting.clear()
 
-    def _submit(self, message: pb.AcquireTicketRequest) -> None:
-        try:
-            request = admission_request(message)
-        except DragomanError as error:
-            self.put(pb.Admission(request_id=message.request_id, refused=error.to_detail()))
-            return
-        self._cell.admission.submit(request, _Listener(self, request))
+    def answer(self, request_id: str, answer: Answer) -> None:
+        """Puts an answer on its way."""
+        self.answers.append((request_id, answer))
+        self.wake.set()
 
     def _abandon(self, request_id: str) -> None:
         for listener in [one for one in self.waiting if one.request.request_id == request_id]:
@@ -119,7 +147,7 @@ class _AdmitStream:
 
 
 class _Listener:
-    """Turns the answers to one request of a stream into messages."""
+    """Hands the answers to one request on to its stream."""
 
     __slots__ = ("_stream", "request")
 
@@ -128,15 +156,8 @@ class _Listener:
         self.request = request
 
     def __call__(self, answer: Answer) -> None:
-        admission = pb.Admission(request_id=self.request.request_id)
         if isinstance(answer, Queued):
             self._stream.waiting[self] = None
-            admission.queued.position = answer.position
-            admission.queued.predicted_wait.CopyFrom(duration_of(answer.predicted_wait_seconds))
-        else:
+        elif self._stream.waiting:
             self._stream.waiting.pop(self, None)
-            if isinstance(answer, DragomanError):
-                admission.refused.CopyFrom(answer.to_detail())
-            else:
-                admission.granted.CopyFrom(ticket_response(answer))
-        self._stream.put(admission)
+        self._stream.answer(self.request.request_id, answer)

@@ -15,7 +15,7 @@ from dragoman_controller.cell import Cell
 from dragoman_controller.commands import Drain
 from dragoman_controller.explain import reason, weigh
 from dragoman_controller.fleet import AgentState, Member
-from dragoman_controller.rpc.convert import controller_messages, invalid, load_message, quote_message
+from dragoman_controller.rpc.convert import controller_messages, fill_quote, invalid, load_message
 from dragoman_controller.shared import Shared
 
 DEFAULT_GRACE_SECONDS = 180.0
@@ -135,14 +135,15 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
             )
             for one in weigh(record)
         ]
-        return pb.ExplainPlacementResponse(
+        response = pb.ExplainPlacementResponse(
             request_id=record.request_id,
             candidates=candidates,
             chosen_agent_id=record.chosen_agent_id,
             reason=reason(record),
             queue_time=duration_of(record.queue_seconds),
-            quote=quote_message(record.quote),
         )
+        fill_quote(response.quote, record.quote)
+        return response
 
     def _message(self, member: Member) -> pb.FleetMember:
         now = self._cell.clock()
