@@ -11,8 +11,10 @@ from typing import TypeAlias
 
 import grpc
 
+from dragoman.controllers import Controllers
 from dragoman.errors import DragomanError, from_rpc_error
 from dragoman.v1 import admission_service_pb2, admission_service_pb2_grpc, error_pb2
+from dragoman_gateway.channels import Channels
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +37,9 @@ class _Waiting:
 class Admissions:
     """Asks for tickets. Requests that wait are asked again after a reconnect; the controller knows them by id."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
-        self._stub = admission_service_pb2_grpc.AdmissionServiceStub(channel)
-        self._address = address
+    def __init__(self, channels: Channels, controllers: Controllers) -> None:
+        self._channels = channels
+        self._controllers = controllers
         self._waiting: dict[str, _Waiting] = {}
         self._unsent: list[str] = []
         self._abandoned: list[str] = []
@@ -74,15 +76,17 @@ class Admissions:
         """Keep the stream up until cancelled."""
         delay = _FIRST_RETRY_SECONDS
         while True:
-            call = self._stub.Admit()
+            address = self._controllers.current
+            call: AdmitCall = admission_service_pb2_grpc.AdmissionServiceStub(self._channels.get(address)).Admit()
             writer = asyncio.ensure_future(self._write(call))
             try:
                 async for response in call:
                     self._down_since, delay = None, _FIRST_RETRY_SECONDS
-                    for admission in response.admissions:
-                        self._answer(admission)
+                    if self._take(response):
+                        logger.warning("the controller at %s is shutting down, another one is asked", address)
+                        break
             except grpc.aio.AioRpcError as error:
-                self._failed(error)
+                self._failed(address, error)
             except Exception:
                 logger.exception("the admission stream failed and is started again")
             finally:
@@ -90,11 +94,24 @@ class Admissions:
                 with suppress(asyncio.CancelledError):
                     await writer
                 call.cancel()
+            self._controllers.failed(address)
             await asyncio.sleep(delay)
             delay = min(delay * 2, _MAX_RETRY_SECONDS)
 
+    def _take(self, response: admission_service_pb2.AdmitResponse) -> bool:
+        """Whether to ask another controller, there being one: what this one turned away is then asked for again there."""
+        has_others = len(self._controllers.addresses) > 1
+        is_leaving = False
+        for admission in response.admissions:
+            if has_others and admission.refused.reason == error_pb2.ERROR_REASON_AGENT_DRAINING:
+                is_leaving = True
+            else:
+                self._answer(admission)
+        return is_leaving
+
     async def _write(self, call: AdmitCall) -> None:
         self._unsent = list(self._waiting)
+        self._wake.set()
         try:
             await call.wait_for_connection()
             self._down_since = None
@@ -123,11 +140,11 @@ class Admissions:
         elif outcome == "refused":
             waiting.future.set_exception(DragomanError.from_detail(admission.refused))
 
-    def _failed(self, error: grpc.aio.AioRpcError) -> None:
+    def _failed(self, address: str, error: grpc.aio.AioRpcError) -> None:
         now = time.monotonic()
         if self._down_since is None:
             self._down_since = now
-            logger.warning("admission stream to the controller at %s ended: %s", self._address, error.details())
+            logger.warning("admission stream to the controller at %s ended: %s", address, error.details())
         if error.code() not in _DOWN_CODES:
             self._fail_waiting(from_rpc_error(error))
         elif self._is_unreachable():
@@ -144,6 +161,6 @@ class Admissions:
     def _unreachable(self) -> DragomanError:
         return DragomanError(
             error_pb2.ERROR_REASON_NO_AGENT,
-            f"the controller at {self._address} does not answer, so no agent can be chosen; try again soon",
+            f"the controller at {self._controllers} does not answer, so no agent can be chosen; try again soon",
             retry_delay=2.0,
         )

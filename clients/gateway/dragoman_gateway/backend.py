@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Protocol
 
+from dragoman.controllers import Controllers
 from dragoman.errors import DragomanError
 from dragoman.v1 import agent_pb2, error_pb2
 from dragoman_gateway.admission import Admissions
@@ -32,9 +33,9 @@ class Backend:
         self.settings = settings
         self.metrics = GatewayMetrics()
         self.channels = Channels()
-        controller = self.channels.get(settings.controller)
-        self.fleet = Fleet(controller, self._member_changed, self._member_left)
-        self.admissions = Admissions(controller, settings.controller)
+        self.controllers = Controllers(settings.controller)
+        self.fleet = Fleet(self.channels, self.controllers, self._member_changed, self._member_left)
+        self.admissions = Admissions(self.channels, self.controllers)
         self.links = Links(self.channels)
         self.models = Models(self.fleet, self.channels, settings.served_model_name, settings.accepts_any_model)
         self.active = ActiveStreams(settings.ping_interval, settings.write_timeout)

@@ -15,7 +15,8 @@ class GatewaySettings:
         default=8000, metadata={"help": "Port to listen on, 0 picks one", "min": 0, "max": 65535, "group": "network"}
     )
     controller: str = field(
-        default="127.0.0.1:50050", metadata={"help": "Controller's gRPC address", "group": "network"}
+        default="127.0.0.1:50050",
+        metadata={"help": "Controller's gRPC address; several of one cell with commas", "group": "network"},
     )
     api_key: str = field(
         default="", metadata={"help": "Key that clients must send; prefer the variable or the file", "group": "access"}

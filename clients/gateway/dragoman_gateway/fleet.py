@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
+from dragoman.controllers import Controllers
 from dragoman.v1 import agent_pb2, fleet_service_pb2, fleet_service_pb2_grpc
+from dragoman_gateway.channels import Channels
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +30,14 @@ class Fleet:
     """Follows WatchFleet. The last known members are kept while the controller is away: the agents are still there."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, on_change: Callable[[Member], None], on_left: Callable[[Member], None]
+        self,
+        channels: Channels,
+        controllers: Controllers,
+        on_change: Callable[[Member], None],
+        on_left: Callable[[Member], None],
     ) -> None:
-        self._stub = fleet_service_pb2_grpc.FleetServiceStub(channel)
+        self._channels = channels
+        self._controllers = controllers
         self._on_change = on_change
         self._on_left = on_left
         self.members: dict[str, Member] = {}
@@ -40,8 +47,9 @@ class Fleet:
         """Follow the fleet until cancelled."""
         delay = _FIRST_RETRY_SECONDS
         while True:
+            address = self._controllers.current
             try:
-                call = self._stub.WatchFleet(fleet_service_pb2.WatchFleetRequest())
+                call = self._stub(address).WatchFleet(fleet_service_pb2.WatchFleetRequest())
                 await call.wait_for_connection()
                 first = True
                 async for change in call:
@@ -49,7 +57,8 @@ class Fleet:
                     self.is_connected, first, delay = True, False, _FIRST_RETRY_SECONDS
             except grpc.aio.AioRpcError as error:
                 if self.is_connected:
-                    logger.warning("controller lost: %s; running streams go on", error.details())
+                    logger.warning("controller at %s lost: %s; running streams go on", address, error.details())
+                self._controllers.failed(address)
             except Exception:
                 logger.exception("the fleet's watch failed and is started again")  # without it nothing is ever served
             self.is_connected = False
@@ -69,8 +78,13 @@ class Fleet:
 
     async def current(self) -> list[Member]:
         """The members with their load as the controller knows it now. Raises AioRpcError when it does not answer."""
-        answer = await self._stub.ListAgents(fleet_service_pb2.ListAgentsRequest(), timeout=_LIST_SECONDS)
+        answer = await self._stub(self._controllers.current).ListAgents(
+            fleet_service_pb2.ListAgentsRequest(), timeout=_LIST_SECONDS
+        )
         return list(answer.members)
+
+    def _stub(self, address: str) -> fleet_service_pb2_grpc.FleetServiceAsyncStub:
+        return fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(address))
 
     def served(self) -> Iterator[tuple[Member, agent_pb2.ServedModel]]:
         """Every (member, model) of the fleet, agents that take requests first."""

@@ -73,7 +73,7 @@ async def server_info(request: Request, backend: Backend) -> Response:
         {
             "version": VERSION,
             "phase": backend.fleet.phase,
-            "controller": {"address": settings.controller, "connected": backend.fleet.is_connected},
+            "controller": {"address": backend.controllers.current, "connected": backend.fleet.is_connected},
             "limits": {
                 "max_body_bytes": settings.max_body,
                 "max_prompts": settings.max_prompts,

@@ -7,9 +7,10 @@ from typing import Any
 
 import grpc
 
+from dragoman.controllers import TRANSPORT
 from dragoman.durations import duration_of
 from dragoman.errors import DragomanError, from_rpc_error
-from dragoman.ticket import TRANSPORT, Channels, has_detail, plain_details
+from dragoman.ticket import Channels, has_detail, plain_details
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2, generation_service_pb2_grpc
 from dragoman.v1 import generation_service_pb2 as pb

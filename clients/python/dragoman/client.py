@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
 import grpc
 
+from dragoman.controllers import Controllers
 from dragoman.directory import Directory
 from dragoman.errors import DragomanError
 from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_inputs, prompt_digest_of_text
@@ -55,8 +56,9 @@ CONTROLLER_VARIABLE = "DRAGOMAN_CONTROLLER"
 class AsyncClient:
     """Talks to a controller, or with `agent=` to one agent that was started with --open.
 
-    Addresses are host:port; without any, the controller is $DRAGOMAN_CONTROLLER, else 127.0.0.1:50050. `tenant` is
-    charged for the requests. Without `credentials` connections are not encrypted: for loopback only. Close it with
+    Addresses are host:port; without any, the controller is $DRAGOMAN_CONTROLLER, else 127.0.0.1:50050. Several controllers
+    of one cell are listed with commas: another is asked when one is away. `tenant` is charged for the requests. Without
+    `credentials` connections are not encrypted: for loopback only. Close it with
     `aclose` or use `async with`. Errors are DragomanError.
     """
 
@@ -73,12 +75,16 @@ class AsyncClient:
             if value is not None and not value.strip():
                 raise invalid(name, "the address is empty; give host:port, or leave it out for the default")
         policy = retry or RetryPolicy()
-        address = controller or os.environ.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
-        self._controller = None if agent is not None else address
+        addresses = controller or os.environ.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
+        self._controllers = None if agent is not None else Controllers(addresses)
         self._tenant = tenant
         self._channels = Channels(credentials)
-        self._directory = Directory(self._channels, self._controller, agent)
-        admission = OpenAgent(agent) if agent is not None else ControllerAdmission(self._channels, address)
+        self._directory = Directory(self._channels, self._controllers, agent)
+        admission = (
+            ControllerAdmission(self._channels, self._controllers)
+            if self._controllers is not None
+            else OpenAgent(agent or "")
+        )
         self._context = Context(self._channels, admission, policy, RetryBudget(policy.budget))
 
     async def __aenter__(self) -> AsyncClient:
@@ -199,12 +205,16 @@ class AsyncClient:
 
     async def quote(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Quote:
         """What the request would cost now, and where it would go. Grants nothing."""
-        controller = self._needs_controller("a quote")
+        controllers = self._needs_controller("a quote")
         given = given_options(options)
         prepared = self._prepared(prompt, given, await self._model(given))
-        stub = admission_service_pb2_grpc.AdmissionServiceStub(self._channels.get(controller))
         request = admission_service_pb2.QuoteRequest(request=prepared.acquire)
-        answer = await ask_controller(controller, lambda: stub.Quote(request, timeout=CALL_SECONDS))
+
+        def ask(address: str) -> Awaitable[admission_service_pb2.QuoteResponse]:
+            stub = admission_service_pb2_grpc.AdmissionServiceStub(self._channels.get(address))
+            return stub.Quote(request, timeout=CALL_SECONDS)
+
+        answer = await ask_controller(controllers, ask)
         return quote_of(answer.quote, answer.agent_id)
 
     async def models(self) -> list[str]:
@@ -237,10 +247,10 @@ class AsyncClient:
     async def _model(self, given: dict[str, Any]) -> str:
         return await self._directory.resolve(given.get("model"))
 
-    def _needs_controller(self, what: str) -> str:
-        if self._controller is None:
+    def _needs_controller(self, what: str) -> Controllers:
+        if self._controllers is None:
             raise invalid("controller", f"{what} comes from a controller, and this client has an agent only")
-        return self._controller
+        return self._controllers
 
     def _embed_inputs(
         self, request: embedding_service_pb2.EmbedRequest, inputs: Sequence[str | Sequence[int]]

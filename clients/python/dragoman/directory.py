@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import grpc
 
+from dragoman.controllers import Controllers
 from dragoman.errors import DragomanError, from_rpc_error
 from dragoman.ticket import CALL_SECONDS, Channels, ask_agent, ask_controller
 from dragoman.v1 import (
@@ -31,9 +32,9 @@ Address = tuple[str, str]
 class Directory:
     """Finds models and agents. Owner of the member list, which is at most 2 s old where a model is looked up."""
 
-    def __init__(self, channels: Channels, controller: str | None, agent: str | None) -> None:
+    def __init__(self, channels: Channels, controllers: Controllers | None, agent: str | None) -> None:
         self._channels = channels
-        self._controller = controller
+        self._controllers = controllers
         self._agent = agent
         self._members: list[fleet_service_pb2.FleetMember] = []
         self._read_time = float("-inf")
@@ -41,10 +42,14 @@ class Directory:
 
     async def members(self) -> list[fleet_service_pb2.FleetMember]:
         """Every member, read now."""
-        assert self._controller is not None
-        stub = fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(self._controller))
+        assert self._controllers is not None
         request = fleet_service_pb2.ListAgentsRequest()
-        answer = await ask_controller(self._controller, lambda: stub.ListAgents(request, timeout=CALL_SECONDS))
+
+        def ask(address: str) -> Awaitable[fleet_service_pb2.ListAgentsResponse]:
+            stub = fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(address))
+            return stub.ListAgents(request, timeout=CALL_SECONDS)
+
+        answer = await ask_controller(self._controllers, ask)
         self._members, self._read_time = list(answer.members), time.monotonic()
         return self._members
 
@@ -117,7 +122,7 @@ class Directory:
 
     async def load(self) -> list[telemetry_service_pb2.AgentLoadSample]:
         """One sample of each agent's load."""
-        address = self._controller or self._agent
+        address = self._controllers.current if self._controllers is not None else self._agent
         assert address is not None
         stub = telemetry_service_pb2_grpc.TelemetryServiceStub(self._channels.get(address))
         call = stub.WatchLoad(telemetry_service_pb2.WatchLoadRequest(), timeout=CALL_SECONDS)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Literal
 
 from dragoman.attempt import Attempt, lost, open_attempt
+from dragoman.controllers import TRANSPORT
 from dragoman.durations import duration_of, seconds_of
 from dragoman.errors import DragomanError
 from dragoman.limits import MAX_RESUMES
@@ -27,7 +28,7 @@ from dragoman.results import (
     token_logprob_of,
 )
 from dragoman.retry import RetryBudget, RetryPolicy, Step, may_pass, step_after
-from dragoman.ticket import REFUSED, TRANSPORT, Admission, Channels, Grant
+from dragoman.ticket import REFUSED, Admission, Channels, Grant
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2
 from dragoman.v1 import generation_service_pb2 as pb

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from dragoman.channel import channel_options
+from dragoman.controllers import TRANSPORT, Controllers
 from dragoman.errors import ERROR_METADATA_KEY, DragomanError, from_rpc_error
 from dragoman.v1 import admission_service_pb2 as pb
 from dragoman.v1 import admission_service_pb2_grpc, error_pb2
@@ -19,8 +20,8 @@ CALL_SECONDS = 30.0
 # The longest wait in the controller's queue when neither the request nor the policy bounds it sooner.
 QUEUE_SECONDS = 600.0
 
-# Key in the metadata of an error made here, and its value when nobody listens at the address.
-TRANSPORT, REFUSED = "transport", "connection refused"
+# Value of TRANSPORT in the metadata of an error made here, when nobody listens at the address.
+REFUSED = "connection refused"
 
 R = TypeVar("R")
 
@@ -76,20 +77,21 @@ class Channels:
 
 
 class ControllerAdmission:
-    """Tickets from a controller."""
+    """Tickets from the controllers of a cell."""
 
-    def __init__(self, channels: Channels, address: str) -> None:
+    def __init__(self, channels: Channels, controllers: Controllers) -> None:
         self._channels = channels
-        self._address = address
+        self._controllers = controllers
         self._releases: set[asyncio.Task[None]] = set()
 
     async def acquire(self, request: pb.AcquireTicketRequest, timeout: float | None) -> Grant:
         """Waits for capacity. Tickets on their way back arrive first: until then, asking again gives the same ones."""
         if self._releases:
             await asyncio.wait(self._releases)
-        stub = admission_service_pb2_grpc.AdmissionServiceStub(self._channels.get(self._address))
         seconds = QUEUE_SECONDS if timeout is None else timeout
-        granted = await ask_controller(self._address, lambda: stub.AcquireTicket(request, timeout=seconds))
+        granted = await ask_controller(
+            self._controllers, lambda address: self._stub(address).AcquireTicket(request, timeout=seconds)
+        )
         tickets = [granted.ticket]
         if granted.HasField("fallback_ticket"):
             tickets.append(granted.fallback_ticket)
@@ -106,8 +108,11 @@ class ControllerAdmission:
         if self._releases:
             await asyncio.wait(self._releases, timeout=1.0)
 
+    def _stub(self, address: str) -> admission_service_pb2_grpc.AdmissionServiceAsyncStub:
+        return admission_service_pb2_grpc.AdmissionServiceStub(self._channels.get(address))
+
     async def _release(self, ticket: pb.Ticket) -> None:
-        stub = admission_service_pb2_grpc.AdmissionServiceStub(self._channels.get(self._address))
+        stub = self._stub(self._controllers.current)
         try:
             await stub.ReleaseTicket(pb.ReleaseTicketRequest(token=ticket.token), timeout=CALL_SECONDS)
         except grpc.RpcError:
@@ -131,9 +136,14 @@ class OpenAgent:
         """There is nothing to wait for."""
 
 
-async def ask_controller(address: str, call: Callable[[], Awaitable[R]]) -> R:
-    """The answer of a unary call to the controller at `address`. Raises DragomanError."""
-    return await _ask(f"controller at {address}", "start one with 'dragoman up', or give its address", call)
+async def ask_controller(controllers: Controllers, call: Callable[[str], Awaitable[R]]) -> R:
+    """The answer of a unary call, `call(address)`, to the first controller that gives one. Raises DragomanError."""
+
+    def ask(address: str) -> Awaitable[R]:
+        remedy = "start one with 'dragoman up', or give its address"
+        return _ask(f"controller at {address}", remedy, lambda: call(address))
+
+    return await controllers.ask(ask)
 
 
 async def ask_agent(address: str, call: Callable[[], Awaitable[R]]) -> R:
