@@ -23,6 +23,7 @@ PROMPT_TOKENS = 1024  # of a usual prompt
 GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short side of a tensor core product
 FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
 _MAX_SHORTLIST = 8
+_NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 64, 256)
 _TIMED_CHUNKS = (1024, 4096)
 
@@ -58,11 +59,13 @@ def decode_shortlist(times: KernelTimes, model: ModelConfig, page_size: int, bat
     contexts = contexts_of(model)
     group = model.num_heads // model.num_kv_heads
     for launch in decode_launches(group, model.head_dim, page_size, times.rates.shared_per_block):
-        options = [
-            (_score(times, model, page_size, option, batch, contexts), option)
-            for option in (DecodeAttention(batch, splits, **asdict(launch)) for splits in DECODE_SPLITS)
-        ]
-        scored.append(min(options, key=lambda entry: entry[0]))
+        options = {
+            splits: _score(times, model, page_size, DecodeAttention(batch, splits, **asdict(launch)), batch, contexts)
+            for splits in DECODE_SPLITS
+        }
+        # The fewest among nearly equal ones: each more is work for the merge.
+        splits = next(count for count, score in options.items() if score <= _NEARLY * min(options.values()))
+        scored.append((options[splits], DecodeAttention(batch, splits, **asdict(launch))))
     scored = [entry for entry in scored if entry[0] < float("inf")]
     if not scored:
         return []

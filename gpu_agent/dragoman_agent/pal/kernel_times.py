@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from dragoman_agent.pal.rates import Rates
 from dragoman_agent.pal.timings import Timings
 
 STEP_KIND = "decode-step"
+_STEP_KEY = re.compile(rf"{STEP_KIND}/(.+)/b(\d{{1,9}})/c(\d{{1,9}})")
 
 
 class KernelTimes:
@@ -70,9 +72,9 @@ class KernelTimes:
         return [(batch, context) for batch, row in self._steps.get(model_name, {}).items() for context in row]
 
     def _add(self, key: str, seconds: float) -> None:
-        if key.startswith(f"{STEP_KIND}/"):
-            _, model_name, batch, context = key.split("/")
-            self._steps.setdefault(model_name, {}).setdefault(int(batch[1:]), {})[int(context[1:])] = seconds
+        step = _STEP_KEY.fullmatch(key)
+        if step is not None:
+            self._steps.setdefault(step[1], {}).setdefault(int(step[2]), {})[int(step[3])] = seconds
             return
         call = parse_key(key)
         if call is None:

@@ -12,6 +12,7 @@ from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import Limits, profile_inputs
 from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention, decode_for
+from dragoman_agent.pal.planner_memory import sequence_bytes, spare_bytes, token_bytes
 from dragoman_agent.pal.profile import Profile
 from dragoman_kernels.triton.launches import GemmLaunch
 
@@ -22,6 +23,7 @@ _SHORT_CONTEXT = 256  # at which streams begin
 _SEQS = (8, 16, 32, 64, 128, 256, 512)
 _CHUNKS = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 _NEAR_BEST = 0.97  # of the best prefill rate: a longer chunk only delays others
+_CHUNK_SHARE = 8  # of the memory that weights leave, at most one part for a chunk's activations
 _MAX_PADDING_COST = 0.01  # of a step, for rows that nobody asked for
 _GRAPH_NODE_BYTES = 40 << 10  # what was allowed for on an H200; no driver call says what a node takes
 _SERVING_SECONDS = 3600.0  # that a start is spread over when its time is weighed against a step's
@@ -53,7 +55,8 @@ class StepShape:
 def choose_num_seqs(times: KernelTimes, model: ModelConfig, limits: Limits, profile: Profile, off: str | None) -> tuple[int, Decision]:  # fmt: skip
     """Doubled as long as that brings a fifth more tokens a second within the latency target, at the context of a start.
 
-    Made before anything else is chosen, so a step is taken at its floor: weights and KV once, a phase a kernel.
+    Made before anything else is chosen, so a step is taken at its floor: weights and KV once, a phase a kernel. No more
+    than have room for a short context each, with what a sequence takes of the workspace.
     """
     if limits.max_num_seqs:
         return limits.max_num_seqs, Decision("max-seqs", f"{limits.max_num_seqs}", "asked for")
@@ -67,16 +70,23 @@ def choose_num_seqs(times: KernelTimes, model: ModelConfig, limits: Limits, prof
         if gain < _MIN_GAIN or seconds[count] > max(target, _STALL_STEPS * seconds[_SEQS[0]]):
             break
         chosen = count
+    with_room = _room_for_seqs(times, model, limits, profile)
+    reason_of_room = ""
+    if with_room < chosen:
+        chosen, reason_of_room = with_room, f"; memory has room for {with_room} of {_SHORT_CONTEXT} tokens"
     candidates = tuple(
         Candidate(f"{count}", step, "" if count == chosen else f"{count / step:,.0f} tokens/s")
         for count, step in seconds.items()
     )
     reason = (
         f"the next doubling brings under {_MIN_GAIN:.0%} more tokens a second or passes {1e3 * target:.0f} ms a step "
-        f"at {_SHORT_CONTEXT} tokens of context"
+        f"at {_SHORT_CONTEXT} tokens of context{reason_of_room}"
     )
-    inputs = profile_inputs(profile, "memory.read_bandwidth", "compute.matmul_bfloat16", "scheduling.phase")
-    return chosen, Decision("max-seqs", f"{chosen}", reason, inputs, candidates, seconds[chosen], unit="s")
+    inputs = profile_inputs(
+        profile, "memory.read_bandwidth", "compute.matmul_bfloat16", "scheduling.phase", "memory.free"
+    )
+    predicted = _floor_seconds(times, model, chosen)
+    return chosen, Decision("max-seqs", f"{chosen}", reason, inputs, candidates, predicted, unit="s")
 
 
 def choose_gemm_rows(times: KernelTimes, model: ModelConfig, profile: Profile, off: str | None) -> tuple[int, Decision]:
@@ -182,12 +192,15 @@ def choose_chunk(
     best_rate = max(tokens / step for tokens, step in seconds.items())
     by_compute = next(tokens for tokens, step in seconds.items() if tokens / step >= _NEAR_BEST * best_rate)
     by_latency = max((tokens for tokens, step in seconds.items() if step <= target), default=_CHUNKS[0])
-    chosen = max(min(by_compute, by_latency), floor)
+    spare = spare_bytes(profile, model, limits, times.rates) / _CHUNK_SHARE
+    by_memory = max((tokens for tokens in _CHUNKS if tokens * token_bytes(model) <= spare), default=_CHUNKS[0])
+    chosen = max(min(by_compute, by_latency, by_memory), floor)
     weights = 2 * model.num_parameters / times.rates.read_bandwidth
     free_tokens = weights * times.rates.matmul_rate / (2 * model.num_parameters)
     reason = (
-        f"min of {by_compute:,} (fewest tokens within {1 - _NEAR_BEST:.0%} of the best prefill rate) and {by_latency:,} "
-        f"(most tokens within {1e3 * target:.0f} ms a step), at least {floor:,} for a prompt beside a full batch; "
+        f"min of {by_compute:,} (fewest tokens within {1 - _NEAR_BEST:.0%} of the best prefill rate), {by_latency:,} "
+        f"(most tokens within {1e3 * target:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
+        f"memory that weights leave), at least {floor:,} for a prompt beside a full batch; "
         f"up to {free_tokens:,.0f} tokens hide behind reading the weights"
     )
     candidates = tuple(
@@ -240,6 +253,14 @@ def choose_graphs(
 def graph_bytes(model: ModelConfig, count: int) -> int:
     """Memory of `count` captured graphs beside the pool that they share."""
     return count * step_cost.num_kernels(model, is_split=True) * _GRAPH_NODE_BYTES
+
+
+def _room_for_seqs(times: KernelTimes, model: ModelConfig, limits: Limits, profile: Profile) -> int:
+    """The most of `_SEQS`, and below its first the most, that leave half of the KV memory at a short context each."""
+    room = spare_bytes(profile, model, limits, times.rates)
+    each = sequence_bytes(model) + 2 * _SHORT_CONTEXT * model.kv_bytes_per_token
+    fitting = max(int(room // each), 1)
+    return max((count for count in _SEQS if count <= fitting), default=fitting)
 
 
 def _floor_seconds(times: KernelTimes, model: ModelConfig, batch: int) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import pal_off
-from dragoman_agent.pal.changes import MemoryNeed, Options, Part, bytes_text, cheapest_changes, describe_changes
+from dragoman_agent.pal.changes import MemoryNeed, Options, Part, bytes_text, cheapest_changes, shortage_text
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import Limits, PlanError, need, optional, profile_inputs
 from dragoman_agent.pal.needs import known_models
@@ -48,14 +48,29 @@ def workspace_bytes(
     page: int,
 ) -> int:
     """Buffers of a step: activations of a whole chunk, logits and sampling, parts of attention, tables and rotation."""
-    widths = 3 * model.intermediate_size + 8 * model.hidden_size + 3 * model.num_heads * model.head_dim
-    activations = 2 * batch_tokens * widths
+    activations = batch_tokens * token_bytes(model)
     sampling = num_seqs * model.vocab_size * 2 + min(num_seqs, _SCORED_ROWS) * model.vocab_size * _SCORED_BYTES
     batches = {*(min(one.max_batch, num_seqs) for one in attention), num_seqs}
     parts = max(batch * decode_for(attention, batch).num_splits for batch in batches)
     partial = 4 * parts * model.num_heads * (model.head_dim + 1)
     tables = 4 * (2 * num_seqs * (-(-context // page) + 1) + _TOKEN_WORDS * batch_tokens)
     return activations + sampling + partial + tables + 4 * context * model.head_dim
+
+
+def token_bytes(model: ModelConfig) -> int:
+    """Activations of one token of a step, in two bytes a value."""
+    return 2 * (3 * model.intermediate_size + 8 * model.hidden_size + 3 * model.num_heads * model.head_dim)
+
+
+def sequence_bytes(model: ModelConfig) -> int:
+    """Workspace of one sequence: its logits, scratch where few are sampled at once, and two tokens of the step."""
+    return model.vocab_size * (2 + _SCORED_BYTES) + 2 * token_bytes(model)
+
+
+def spare_bytes(profile: Profile, model: ModelConfig, limits: Limits, rates: Rates) -> float:
+    """What may be used beside weights and context; 0 where they alone are too much."""
+    share = limits.memory_utilization if limits.memory_utilization is not None else DEFAULT_UTILIZATION
+    return max(need(profile, "memory.free") * share - 2 * model.num_parameters - context_bytes(rates), 0.0)
 
 
 def context_bytes(rates: Rates) -> int:
@@ -147,11 +162,4 @@ def _does_not_fit(
     )
     wanted = MemoryNeed(model.name, parts, context, num_seqs, share, model.kv_bytes_per_token)
     changes = cheapest_changes(wanted, free, Options(models=known_models()))
-    lines = " + ".join(f"{part.name} {bytes_text(part.size_bytes)}" for part in parts)
-    budget = int(free * share)
-    return PlanError(
-        f"{model.name} does not fit on {profile.device.name}: {lines} = {bytes_text(wanted.total_bytes)}, and "
-        f"{bytes_text(budget)} ({share:.0%} of {bytes_text(free)} free) may be used: "
-        f"{bytes_text(wanted.total_bytes - budget)} are missing. What to do: {describe_changes(changes)}",
-        changes,
-    )
+    return PlanError(shortage_text(wanted, free, profile.device.name, changes), changes)
