@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Kinds whose arena is host memory, which the system commits when it is first touched; a GPU's is taken at start.
+_COMMITS_LATE = ("cpu", "null")
 FAULT_SUBJECT, LIVE_SUBJECT = "device-fault", "live-limits"
 
 
@@ -141,7 +143,7 @@ class HardwareWatch:
                 self._pal.plan,
                 self._pal.make_plan,
                 self.profile,
-                memory_is_committed=self._pal.plan.device_kind == "cuda",
+                memory_is_committed=self._pal.plan.device_kind not in _COMMITS_LATE,
             )
             decision = replanning.describe(events, result)
             outcome = decision.chosen

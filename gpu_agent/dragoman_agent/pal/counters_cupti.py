@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import importlib.util
 import json
 import statistics
@@ -97,8 +98,8 @@ def burst(index: int, seconds: float) -> dict[str, float]:
     """Means over one burst a group, by our names. Raises whatever CUPTI raises; needs `cupti-python`."""
     _load_library()
     from cuda.bindings import driver
-    from cupti import pm_sampling
 
+    pm_sampling: Any = importlib.import_module("cupti.pm_sampling")
     driver.cuInit(0)
     collector: Any = pm_sampling.Collector(device_index=index)
     collector.enable()

@@ -137,7 +137,7 @@ class NvmlSource:
         held = [process.usedGpuMemory for process in processes if process.pid in own]
         if not held or None in held:
             return self._growth(used)
-        return max(used - sum(held), 0)
+        return max(used - sum(int(size) for size in held), 0)
 
     def _growth(self, used: int) -> int:
         """What was used beyond the first look: our own memory is taken once, so the rest is others'."""
