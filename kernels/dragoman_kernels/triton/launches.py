@@ -100,7 +100,8 @@ def prefill_resources(launch: PrefillLaunch, head_dim: int, page_size: int, capa
         registers, scratch = 22 + 1.5 * outputs + 2.2 * scores, 0
     else:
         registers, scratch = 2 + 2.6 * outputs + 3.1 * scores, 2 * launch.block_m * launch.block_n
-        registers *= 1.4 if launch.block_n < page_size else 1.0  # the place in the page is kept beside the tile
+        # A part of a page is kept by its place in it: where scores are many a thread, that is what spills.
+        registers *= 1.4 if launch.block_n < page_size and scores >= 32 else 1.0
     shared = num_tiles * _tile_bytes(launch.block_n, dim, page_size) + 2 * launch.block_m * dim + scratch
     return Resources(shared, round(registers), num_tiles)
 
