@@ -5,33 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dragoman.v1 import hardware_pb2 as pb
-from dragoman_cli.plan_text import field_text, newest, paragraph, quantity
+from dragoman_cli.plan_text import field_text, newest, paragraph
 
 
 def decision(**changes: object) -> pb.Decision:
     fields: dict[str, object] = {"subject": "page-size", "chosen": "64", "reason": "one tile", "unit": "s", **changes}
     return pb.Decision(**fields)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (1.5, "s", "1.5 s"),
-        (0.0019, "s", "1.9 ms"),
-        (4.07e-7, "s", "407 ns"),
-        (0.0, "s", "0 s"),
-        (5 << 30, "bytes", "5.0 GiB"),
-        (4.614e12, "bytes/s", "4.61 TB/s"),
-        (7.77e14, "flop/s", "777 TFLOP/s"),
-        (12.0, "bytes/s", "12 B/s"),
-        (4096, "tokens", "4,096 tokens"),
-        (8, "", "8"),
-        (0.125, "", "0.125"),
-        (1234.5, "tokens/s", "1234 tokens/s"),
-    ],
-)
-def test_quantities_read_well(value: float, unit: str, text: str) -> None:
-    assert quantity(value, unit) == text
 
 
 def test_a_whole_decision_is_one_paragraph() -> None:

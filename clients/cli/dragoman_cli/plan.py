@@ -11,8 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from dragoman_agent.pal.words import quantity
 from dragoman_cli.console import make_console
-from dragoman_cli.plan_text import field_text, newest, quantity
+from dragoman_cli.plan_text import field_text, newest
 from dragoman_cli.planning import Planned, Request, plan_offline
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

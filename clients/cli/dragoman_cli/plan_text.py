@@ -5,26 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dragoman_cli.ready import human_bytes
+from dragoman_agent.pal.words import quantity
 
 _PROVENANCE = {0: "unknown", 1: "measured", 2: "reported", 3: "spec", 4: "derived"}
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-_THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def quantity(value: float, unit: str) -> str:
-    """A number with its unit for a person: seconds as ms or us, bytes as GiB, rates with a prefix."""
-    if unit == "s" and value:
-        scale, name = next((entry for entry in _SECONDS if abs(value) >= entry[0]), _SECONDS[-1])
-        return f"{value / scale:.3g} {name}"
-    if unit == "bytes":
-        return human_bytes(value)
-    if unit.endswith("/s") and unit[0] in "bf":  # bytes/s, flop/s
-        scale, prefix = next((entry for entry in _THOUSANDS if abs(value) >= entry[0]), (1.0, ""))
-        return f"{value / scale:.3g} {prefix}{'B' if unit[0] == 'b' else 'FLOP'}/s"
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,} {unit}".strip()
-    return f"{value:.4g} {unit}".strip()
 
 
 def field_text(entry: Any) -> str:

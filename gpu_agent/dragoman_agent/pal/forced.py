@@ -14,6 +14,7 @@ from dragoman_agent.pal.decisions import Decision, Input
 from dragoman_agent.pal.library import library_names, load_library
 from dragoman_agent.pal.profile import DeviceFacts, Profile, ProfileError, Value, load_profile
 from dragoman_agent.pal.profile_schema import missing_values
+from dragoman_agent.pal.words import value_text
 
 # A sheet's size and the size a driver reports differ by what the driver and error correction keep.
 MEMORY_TOLERANCE = 0.1
@@ -160,7 +161,7 @@ def _provenances(profile: Profile) -> tuple[Input, ...]:
     """The values that weigh most, so that a person sees at once whether they were measured."""
     names = ("memory.read_bandwidth", "compute.matmul_bfloat16", "compute.matmul_float32", "scheduling.graph_node")
     return tuple(
-        Input(name, f"{value.value:.4g} {value.unit}", value.provenance)
+        Input(name, value_text(value), value.provenance)
         for name in names
         if (value := profile.values.get(name)) is not None
     )

@@ -9,6 +9,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.changes import Change
 from dragoman_agent.pal.decisions import Decision, Input
 from dragoman_agent.pal.profile import Profile
+from dragoman_agent.pal.words import value_text
 
 
 class PlanError(Exception):
@@ -75,11 +76,7 @@ def optional(profile: Profile, name: str) -> float | None:
 def profile_input(profile: Profile, name: str) -> Input:
     """A profile value as the input of a decision."""
     value = profile.values[name]
-    return Input(
-        name,
-        f"{value.value:.4g} {value.unit}".strip() if isinstance(value.value, float) else f"{value.value}",
-        value.provenance,
-    )
+    return Input(name, value_text(value), value.provenance)
 
 
 def profile_inputs(profile: Profile, *names: str) -> tuple[Input, ...]:

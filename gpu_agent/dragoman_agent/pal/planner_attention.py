@@ -89,7 +89,7 @@ def choose_page(maker: Maker, off: str | None) -> tuple[int, Decision]:
         f"prefix sharing, {_USUAL_PAGE}"
     )
     inputs = profile_inputs(maker.profile, "memory.free", *_INPUTS)
-    return chosen, Decision("page-size", f"{chosen}", reason, inputs, candidates, costs[chosen], unit="tokens")
+    return chosen, Decision("page-size", f"{chosen}", reason, inputs, candidates, costs[chosen], unit="s")
 
 
 def choose_decode(maker: Maker, page_size: int, off: str | None) -> tuple[DecodeChoice, list[Decision]]:

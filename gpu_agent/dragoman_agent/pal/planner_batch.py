@@ -233,16 +233,22 @@ def choose_graphs(
         "doublings": tuple(size for size in sizes if size & (size - 1) == 0 or size == max_num_seqs),
         "the largest alone": sizes[-1:],
     }
-    candidates = (
-        Candidate(f"{len(chosen)} sizes", _mean_waste(sizes, chosen, waste)),
-        *(
-            Candidate(f"{name} ({len(each)})", _mean_waste(sizes, each, waste), f"{_total(sizes, each, waste, price):.2%} with memory and start")
-            for name, each in others.items() if each != chosen
-        ),
-    )  # fmt: skip
     size_bytes = graph_bytes(shape.model, len(chosen))
+    padding = _mean_waste(sizes, chosen, waste)
+    candidates = (
+        Candidate(f"{len(chosen)} sizes", float(size_bytes)),
+        *(
+            Candidate(
+                f"{name} ({len(each)})",
+                float(graph_bytes(shape.model, len(each))),
+                f"{_mean_waste(sizes, each, waste):.2%} of padding, {_total(sizes, each, waste, price):.2%} with memory and start",
+            )
+            for name, each in others.items()
+            if each != chosen
+        ),
+    )
     reason = (
-        f"padding costs {candidates[0].predicted:.2%} of a step on average, {len(chosen)} graphs take "
+        f"padding costs {padding:.2%} of a step on average, {len(chosen)} graphs take "
         f"{size_bytes / (1 << 20):.0f} MiB and {len(chosen) * _capture_seconds(shape):.1f} s of a start: "
         f"{_total(sizes, chosen, waste, price):.2%} together, the least of all sets"
     )
