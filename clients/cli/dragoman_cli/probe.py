@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dragoman_agent.pal.words import quantity
 from dragoman_cli.console import make_console
 from dragoman_cli.failure import require_extras
-from dragoman_cli.plan_text import quantity
 from dragoman_cli.process import log_to_stderr
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
