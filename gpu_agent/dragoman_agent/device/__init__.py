@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dragoman_agent.device.base import Device, DeviceError
 
-DEVICE_KINDS = ("cpu", "cuda", "null")
+DEVICE_KINDS = ("cpu", "cuda", "hip", "xpu", "null")
 
 
 def open_device(
@@ -28,6 +28,14 @@ def open_device(
         from dragoman_agent.device.cuda import CudaDevice
 
         return CudaDevice(index)
+    if kind == "hip":
+        from dragoman_agent.device.hip import HipDevice
+
+        return HipDevice(index)
+    if kind == "xpu":
+        from dragoman_agent.device.xpu import XpuDevice
+
+        return XpuDevice(index)
     raise DeviceError(f"device {kind!r} is not one of {', '.join(DEVICE_KINDS)}; choose one of these")
 
 

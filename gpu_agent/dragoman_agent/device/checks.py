@@ -1,12 +1,24 @@
-"""Checks of a step before it computes: a wrong index must not read or write another sequence's cache. Torch-free."""
+"""Checks of a plan before it is loaded and of a step before it computes: a wrong index must not reach another's cache. Torch-free."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from dragoman_agent.device.base import Int32Array, StepBatch
+from dragoman_agent.device.base import DeviceError, Int32Array, StepBatch
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.plan import Plan
+
+
+def check_loadable(kind: str, plan: Plan, *, loaded: bool, closed: bool) -> None:
+    """Whether a device of `kind` may load by `plan`. Raises DeviceError."""
+    if closed:
+        raise DeviceError("This device is closed; open another one.")
+    if loaded:
+        raise DeviceError("A model is already loaded on this device; open another device for another model.")
+    if plan.device_kind != kind:
+        raise DeviceError(
+            f"The plan is one for a {plan.device_kind} device, this is a {kind} device; plan again for it."
+        )
 
 
 def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int = 0) -> None:
@@ -17,6 +29,8 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous:
     num_tokens, num_seqs = len(batch.token_ids), len(batch.context_lens)
     if not 1 <= num_tokens <= plan.max_batch_tokens:
         raise ValueError(f"a step takes 1 to {plan.max_batch_tokens} tokens, token_ids has {num_tokens}")
+    if num_seqs > plan.max_num_seqs:
+        raise ValueError(f"a step takes at most {plan.max_num_seqs} sequences, context_lens has {num_seqs}")
     lengths = {
         "positions": (len(batch.positions), num_tokens),
         "slot_mapping": (len(batch.slot_mapping), num_tokens),

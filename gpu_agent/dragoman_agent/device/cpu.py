@@ -25,7 +25,7 @@ from dragoman_agent.device.base import (
     UInt8Array,
     no_ids,
 )
-from dragoman_agent.device.checks import resolve_tokens
+from dragoman_agent.device.checks import check_loadable, resolve_tokens
 from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32, choose_cpu_road
 from dragoman_agent.device.warm_up import warm_up_batch
 from dragoman_agent.engine.host_sampler import HostSampled, HostSampler
@@ -82,12 +82,12 @@ class CpuDevice:
         self._cache_dir = cache_dir if cache_dir is not None else default_cache_dir(os.environ)
         self._work: _Work | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-step")
+        self._closed = False
         self.info: dict[str, Any] = {}
 
     def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
         """See Device. When the kernels do not build, the torch road is taken and the reason is logged and in `info`."""
-        if self._work is not None:
-            raise DeviceError("A model is already loaded on this device; open another device for another model.")
+        check_loadable(self.kind, plan, loaded=self._work is not None, closed=self._closed)
         if plan.road not in KV_DTYPES:
             raise DeviceError(
                 f"The plan's road {plan.road!r} is not one the CPU has ({', '.join(KV_DTYPES)}); plan again."
@@ -150,6 +150,7 @@ class CpuDevice:
 
     def close(self) -> None:
         """See Device. Waits for the step under way."""
+        self._closed = True
         self._worker.shutdown(wait=True, cancel_futures=True)
         work, self._work = self._work, None
         if work is not None:

@@ -1,9 +1,15 @@
-"""The CUDA backend: one model in the device's memory, a graph for each decode batch size, steps in order on one stream."""
+"""The GPU backend: one model in the device's memory, a graph for each decode batch size, steps in order on one stream.
+
+`cuda` is the one that was tested; `hip.py` and `xpu.py` differ from it by what torch_runtime.py says.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,15 +23,16 @@ from dragoman_agent.device.base import (
     LoadProgress,
     ProgressFn,
     StepBatch,
-    StepResult,
     UInt8Array,
 )
-from dragoman_agent.device.checks import check_batch
+from dragoman_agent.device.checks import check_batch, check_loadable
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.device.cuda_weights import load_weights
+from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
+from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import warm_up_batch
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.engine.sampler import Sampled, sample, score
+from dragoman_agent.engine.sampler import sample, score
 from dragoman_agent.engine.sampling_terms import is_edited
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
@@ -39,74 +46,37 @@ from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
 
 log = logging.getLogger(__name__)
 
-Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-
 _SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _RING = 3  # steps whose host buffers may be under way at once
-
-
-class CudaStepHandle:
-    """A step on the device; its results come to pinned memory."""
-
-    def __init__(
-        self,
-        device: CudaDevice,
-        slot: int,
-        num_rows: int,
-        sampled: Sampled | None,
-        pooled: torch.Tensor,
-        scores: Scores | None,
-    ) -> None:
-        self._device, self._slot, self._num_rows = device, slot, num_rows
-        self._sampled, self._pooled, self._scores = sampled, pooled, scores
-
-    def result(self) -> StepResult:
-        """See StepHandle."""
-        device, slot = self._device, self._slot
-        try:
-            device.ends[slot].synchronize()
-            seconds = device.begins[slot].elapsed_time(device.ends[slot]) * 1e-3
-            host = device.results[slot].numpy()[:, : self._num_rows]
-            result = StepResult(host[0].copy(), host[1].astype(np.bool_), seconds=seconds)
-            if self._sampled is not None:
-                _add_logprobs(result, self._sampled)
-            if len(self._pooled):
-                result.embeddings = self._pooled.float().cpu().numpy()
-            if self._scores is not None:
-                logprobs, top_ids, top_logprobs = self._scores
-                result.score_logprobs = logprobs.cpu().numpy()
-                result.score_top_ids = None if top_ids is None else top_ids.cpu().numpy()
-                result.score_top_logprobs = None if top_logprobs is None else top_logprobs.cpu().numpy()
-        except torch.AcceleratorError as error:
-            raise DeviceError(f"the GPU failed during a step: {error}") from error
-        return result
+_HELD = ("_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_decode", "_results", "_packed", "_slots")  # fmt: skip
 
 
 class CudaDevice:
     """Implements Device."""
 
     kind = "cuda"
+    library = "cuBLAS"  # whose matrix products are used
+    dtype = torch.bfloat16  # of weights, K and V
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, runtime: Runtime | None = None) -> None:
         """Raises DeviceError when the device cannot be opened."""
-        if not torch.cuda.is_available():
-            raise DeviceError("PyTorch sees no CUDA device; run `dragoman doctor` for the reason")
-        self._device = torch.device("cuda", index)
+        self._runtime = runtime or open_runtime(self.kind, index)
+        self._device = self._runtime.device
+        self.errors = self._runtime.errors
         self.info: dict[str, Any] = {}
-        self._loaded = False
+        self._loaded = self._closed = False
 
     # Loading.
 
     def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
         """See Device."""
-        if self._loaded:
-            raise DeviceError("A model is already loaded on this device; open another device for another model.")
+        check_loadable(self.kind, plan, loaded=self._loaded, closed=self._closed)
         started = time.monotonic()
-        torch.cuda.set_device(self._device)
         self._config, self._plan = model.config, plan
         try:
+            self._runtime.activate()
             with torch.inference_mode():
-                self._weights: LlamaWeights = load_weights(model, self._device, progress)
+                self._weights: LlamaWeights = self._read_weights(model, progress)
                 loaded = time.monotonic()
                 self._take_memory(progress)
                 self._warm_up(progress)
@@ -115,16 +85,25 @@ class CudaDevice:
                 f"{model.name} does not fit on the GPU: {str(error).splitlines()[0]} "
                 "Lower --memory-utilization or --max-context, or stop other processes on the GPU."
             ) from error
-        self._loaded = True
+        except (ValueError, *self.errors) as error:
+            raise DeviceError(f"The model {model.name} cannot be loaded on the GPU: {error}") from error
+        else:
+            self._loaded = True
+        finally:
+            if not self._loaded:
+                self._release()
         seconds = loaded - started
         self.info = {
             "road": plan.road,
-            "road_detail": f"Triton kernels and cuBLAS on {torch.cuda.get_device_name(self._device)}",
+            "road_detail": f"Triton kernels and {self.library} on {self._runtime.name()}",
             "weight_bytes": model.total_bytes,
             "load_seconds": time.monotonic() - started,
             "weights_gb_per_second": round(model.total_bytes / seconds / 1e9, 2),
             "graph_batch_sizes": list(self._graphs),
         }
+
+    def _read_weights(self, model: ModelSource, progress: ProgressFn) -> LlamaWeights:
+        return load_weights(model, self._device, progress)
 
     def _take_memory(self, progress: ProgressFn) -> None:
         """The arena, taken once, and every buffer a step needs."""
@@ -132,8 +111,8 @@ class CudaDevice:
         progress(LoadProgress("kv", 0, plan.num_blocks, "steps"))
         size = (config.num_layers, plan.num_blocks, config.num_kv_heads, plan.page_size, config.head_dim)
         self._cache = PagedCache(
-            torch.zeros(size, dtype=torch.bfloat16, device=device),
-            torch.zeros(size, dtype=torch.bfloat16, device=device),
+            torch.zeros(size, dtype=self.dtype, device=device),
+            torch.zeros(size, dtype=self.dtype, device=device),
         )
         progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
         frequencies, factor = rope_frequencies(config)
@@ -149,15 +128,12 @@ class CudaDevice:
         self._decode = DecodeWorkspace(_max_num_parts(plan, rows), config.num_heads, config.head_dim, 1, device)
         self._results = torch.zeros((2, rows), dtype=torch.int32, device=device)
         words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
-        self._staging = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+        self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
         self._packed = torch.zeros(words, dtype=torch.int32, device=device)
-        self.results = [torch.zeros((2, rows), dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
-        self.begins = [_event() for _ in range(_RING)]
-        self.ends = [_event() for _ in range(_RING)]
         self._serial = 0
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._stream: Stream = self._runtime.new_stream()
+        self._graphs: dict[int, tuple[Graph, torch.Tensor]] = {}
 
     def _warm_up(self, progress: ProgressFn) -> None:
         """Compile the kernels with a prefill and a decode step, then capture the graphs, largest first."""
@@ -174,21 +150,17 @@ class CudaDevice:
         progress(LoadProgress("warmup", total, total, "steps"))
 
     def _capture(self, size: int) -> None:
-        with torch.cuda.stream(self._stream):
+        with self._runtime.on(self._stream):
             self._decode_step(size)  # compiles what this size needs
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
+        self._runtime.synchronize()
         pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
-            logits = self._decode_step(size)
-        self._graphs[size] = (graph, logits)
+        self._graphs[size] = self._runtime.capture(self._stream, partial(self._decode_step, size), pool)
 
     # Steps.
 
-    def submit(self, batch: StepBatch) -> CudaStepHandle:
+    def submit(self, batch: StepBatch) -> TorchStepHandle:
         """See Device."""
-        if not self._loaded:
-            raise DeviceError("No model is loaded on this device; load one first.")
+        self._check_loaded()
         try:
             check_batch(batch, self._config, self._plan, self._num_sampled)
         except ValueError as error:
@@ -196,7 +168,7 @@ class CudaDevice:
         try:
             with torch.inference_mode():
                 return self._run(batch)
-        except (torch.AcceleratorError, torch.OutOfMemoryError) as error:
+        except (torch.OutOfMemoryError, *self.errors) as error:
             raise DeviceError(f"Step {batch.step} failed on the GPU: {str(error).splitlines()[0]}") from error
 
     def last_logits(self) -> torch.Tensor:
@@ -207,36 +179,57 @@ class CudaDevice:
     @property
     def block_format(self) -> BlockFormat:
         """See BlockDevice."""
+        self._check_loaded()
         return torch_blocks.block_format(self._cache)
 
     def read_blocks(self, blocks: Int32Array) -> UInt8Array:
         """See BlockDevice: on the stream of the steps."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        self._check_loaded()
+        with self._moving_blocks():
             return torch_blocks.read_blocks(self._cache, blocks)
 
     def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
         """See BlockDevice: on the stream of the steps."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        self._check_loaded()
+        with self._moving_blocks():
             torch_blocks.write_blocks(self._cache, blocks, data)
 
     def close(self) -> None:
         """See Device."""
-        if self._loaded:
-            torch.cuda.synchronize(self._device)
-            self._loaded = False
-            del self._graphs, self._cache, self._weights, self._logits
-            torch.cuda.empty_cache()
+        self._loaded, self._closed = False, True
+        self._release()
 
-    def _run(self, batch: StepBatch) -> CudaStepHandle:
-        slot = self._serial % _RING
+    @contextmanager
+    def _moving_blocks(self) -> Iterator[None]:
+        try:
+            with torch.inference_mode(), self._runtime.on(self._stream):
+                yield
+        except (ValueError, torch.OutOfMemoryError, *self.errors) as error:
+            raise DeviceError(f"KV blocks could not be moved on the GPU: {error}") from error
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise DeviceError("No model is loaded on this device; load one first.")
+
+    def _release(self) -> None:
+        """Let go of everything a load took; a device that has failed is left as it is."""
+        with suppress(*self.errors):
+            if hasattr(self, "_stream"):
+                self._runtime.synchronize()
+            for name in _HELD:
+                self.__dict__.pop(name, None)
+            self._runtime.release()
+
+    def _run(self, batch: StepBatch) -> TorchStepHandle:
+        slot = self._slots[self._serial % _RING]
         self._serial += 1
-        self.ends[slot].synchronize()  # its buffers are free once its step is done
+        slot.take_over()
         num_seqs, num_rows = len(batch.context_lens), len(batch.sample_seqs)
         size = next((s for s in sorted(self._graphs) if s >= num_seqs), None)
         is_decode = len(batch.token_ids) == num_seqs == num_rows and not len(batch.pool_seqs) + len(batch.score_rows)
-        with torch.cuda.stream(self._stream):
-            self.begins[slot].record()
-            pooled = self._results[:0]
+        with self._runtime.on(self._stream):
+            slot.begin.record()
+            pooled: torch.Tensor | None = None
             scores: Scores | None = None
             if is_decode and size is not None:
                 self._fill_decode(batch, slot, max(size, self._plan.min_gemm_rows))
@@ -244,7 +237,7 @@ class CudaDevice:
                 graph.replay()
             else:
                 logits, hidden = self._mixed_step(batch, slot)
-                pooled = hidden[: len(batch.pool_seqs)]
+                pooled = hidden[: len(batch.pool_seqs)] if len(batch.pool_seqs) else None
                 if len(batch.score_rows):
                     scores = self._score(hidden[len(batch.pool_seqs) :], batch)
             sampled = None
@@ -253,10 +246,10 @@ class CudaDevice:
                 sampled = sample(logits[:num_rows].float(), batch.sampling)
                 self._results[0, :num_rows] = sampled.token_ids.int()
                 self._results[1, :num_rows] = sampled.finite.int()
-            self.results[slot].copy_(self._results, non_blocking=True)
-            self.ends[slot].record()
+            slot.results.copy_(self._results, non_blocking=True)
+            slot.end.record()
         self._num_sampled = num_rows
-        return CudaStepHandle(self, slot, num_rows, sampled, pooled, scores)
+        return TorchStepHandle(slot, self.errors, num_rows, sampled, pooled, scores)
 
     def _score(self, hidden: torch.Tensor, batch: StepBatch) -> Scores:
         """Logprobs of `score_targets`, a few rows at a time: logits of a whole prompt would take gigabytes."""
@@ -272,11 +265,11 @@ class CudaDevice:
             return logprobs, None, None
         return logprobs, torch.cat([ids for ids, _ in top]).int(), torch.cat([values for _, values in top])
 
-    def _fill_decode(self, batch: StepBatch, slot: int, num_padded: int) -> None:
+    def _fill_decode(self, batch: StepBatch, slot: StepSlot, num_padded: int) -> None:
         """One copy to the device, spread over the static arrays that the graphs read."""
         num_rows = len(batch.token_ids)
         width = -(-int(batch.context_lens.max()) // self._plan.page_size)
-        host = self._staging[slot].numpy()
+        host = slot.staging.numpy()
         head = host[: 7 * num_rows]
         head[: 4 * num_rows].reshape(4, num_rows)[:] = (
             batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens,
@@ -285,7 +278,7 @@ class CudaDevice:
         head[5 * num_rows :] = _uniforms(batch).view(np.int32)
         words = num_rows * (7 + width)
         host[7 * num_rows : words].reshape(num_rows, width)[:] = batch.block_tables[:, :width]
-        self._packed[:words].copy_(self._staging[slot][:words], non_blocking=True)
+        self._packed[:words].copy_(slot.staging[:words], non_blocking=True)
         self._inputs.unpack(self._packed, self._results[0], num_rows, num_padded, width)
 
     def _decode_step(self, size: int) -> torch.Tensor:
@@ -304,7 +297,7 @@ class CudaDevice:
         )  # fmt: skip
         return logits
 
-    def _mixed_step(self, batch: StepBatch, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _mixed_step(self, batch: StepBatch, slot: StepSlot) -> tuple[torch.Tensor, torch.Tensor]:
         """A step with prefill, kernel by kernel; logits of the sampled rows, hidden states of the pooled and scored ones."""
         step, temperatures, draws = self._mixed_inputs(batch, slot)
         hidden = forward(self._config, self._weights, self._cache, step, self._ops)
@@ -314,7 +307,7 @@ class CudaDevice:
             sample_rows(logits, temperatures, draws, self._sampling, self._results[0], self._results[1])
         return logits, hidden[num_rows:]
 
-    def _mixed_inputs(self, batch: StepBatch, slot: int) -> tuple[CudaStep, torch.Tensor, torch.Tensor]:
+    def _mixed_inputs(self, batch: StepBatch, slot: StepSlot) -> tuple[CudaStep, torch.Tensor, torch.Tensor]:
         num_queries = np.diff(batch.query_starts)
         others = np.flatnonzero(num_queries > 1)
         num_decodes = int(others[0]) if len(others) else len(num_queries)
@@ -339,8 +332,8 @@ class CudaDevice:
         words = int(ends[-1])
         if words > len(self._packed):
             raise DeviceError(f"Step {batch.step} needs {words} words of metadata, {len(self._packed)} were planned")
-        np.concatenate(list(parts.values()), out=self._staging[slot].numpy()[:words])
-        self._packed[:words].copy_(self._staging[slot][:words], non_blocking=True)
+        np.concatenate(list(parts.values()), out=slot.staging.numpy()[:words])
+        self._packed[:words].copy_(slot.staging[:words], non_blocking=True)
         views = {
             name: self._packed[int(end) - len(part) : int(end)]
             for (name, part), end in zip(parts.items(), ends, strict=True)
@@ -361,10 +354,6 @@ class CudaDevice:
             views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill, self._decode
         )
         return step, views["temperatures"].view(torch.float32), views["uniforms"].view(torch.float64)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _prefill_attention(plan: Plan) -> PrefillAttention:
@@ -392,11 +381,3 @@ def _is_simple(batch: StepBatch) -> bool:
 def _uniforms(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.float64]]:
     sampling = batch.sampling
     return uniforms(sampling.seeds, sampling.choices, sampling.cursors)
-
-
-def _add_logprobs(result: StepResult, sampled: Sampled) -> None:
-    if sampled.logprobs is not None:
-        result.logprobs = sampled.logprobs.cpu().numpy()
-    if sampled.top_ids is not None and sampled.top_logprobs is not None:
-        result.top_ids = sampled.top_ids.int().cpu().numpy()
-        result.top_logprobs = sampled.top_logprobs.cpu().numpy()

@@ -1,81 +1,35 @@
-"""Weights into a GPU's memory in bfloat16, through pinned buffers that several threads fill while others are copied."""
+"""Weights into an NVIDIA GPU's memory, through the driver's own copies."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from cuda.bindings import driver
 from torch import Tensor
 
-from dragoman_agent.device.base import DeviceError, LoadProgress, ProgressFn
-from dragoman_agent.model.llama import LlamaWeights, assemble
-from dragoman_agent.model.loader import Bytes, scatter
-from dragoman_agent.model.quant import dequantise
+from dragoman_agent.device.base import DeviceError, ProgressFn
+from dragoman_agent.device.torch_weights import CopyPlan, WeightSink, load_through
+from dragoman_agent.model.llama import LlamaWeights
+from dragoman_agent.model.loader import Bytes
 from dragoman_agent.model.source import ModelSource
 
+__all__ = ["CopyPlan", "load_weights"]
+
 _DISABLE_TIMING = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-_TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True)
-class CopyPlan:
-    """Threads and their two pinned buffers each. All buffers together should stay in the last-level cache: then the
-    bytes pass memory once on their way from the page cache to the device.
-    """
-
-    num_threads: int = min(10, os.cpu_count() or 1)
-    buffer_bytes: int = 8 << 20
 
 
 def load_weights(
     model: ModelSource, device: torch.device, progress: ProgressFn, plan: CopyPlan | None = None
 ) -> LlamaWeights:
-    """The model's weights on `device`. Raises ValueError naming a missing tensor, ModelFileError for a broken file."""
-    names = model.file_order()
-    layouts = {name: model.layout(name) for name in names}
-    plain = [name for name in names if layouts[name].dtype in _TORCH_DTYPES]
-    total = max(sum(layout.num_bytes for layout in layouts.values()), 1)
-    done = 0
+    """The model's weights on `device` in bfloat16. Raises ValueError naming a missing tensor, ModelFileError for a broken file."""
 
-    def report(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(LoadProgress("weights", done, total, "bytes"))
+    def sinks(raw: dict[str, Tensor], chosen: CopyPlan) -> Sequence[WeightSink]:
+        torch.cuda.synchronize(device)  # the tensors may be memory that another stream still uses
+        return [_PinnedSink(raw, device, chosen.buffer_bytes) for _ in range(chosen.num_threads)]
 
-    loaded = _copy_plain(model, plain, device, report, plan or CopyPlan())
-    for name in names:
-        if name not in loaded:  # block-quantised: spread to bfloat16 on the host
-            loaded[name] = torch.from_numpy(dequantise(model.tensor(name))).to(device).to(torch.bfloat16)
-            report(layouts[name].num_bytes)
-
-    def take(name: str) -> Tensor | None:
-        value = loaded.pop(name, None)
-        if value is None:
-            return None
-        return value.reshape(-1) if name.endswith(("norm", ".bias")) else value
-
-    return assemble(model.config, take)
-
-
-def _copy_plain(
-    model: ModelSource, names: list[str], device: torch.device, report: Callable[[int], None], plan: CopyPlan
-) -> dict[str, Tensor]:
-    """Tensors stored as plain numbers, copied as they are and then cast to bfloat16 on the device."""
-    layouts = {name: model.layout(name) for name in names}
-    raw = {name: torch.empty(layouts[name].num_bytes, dtype=torch.uint8, device=device) for name in names}
-    torch.cuda.synchronize(device)  # the tensors may be memory that another stream still uses
-    sinks = [_PinnedSink(raw, device, plan.buffer_bytes) for _ in range(plan.num_threads)]
-    scatter(model, names, sinks, progress=report)
-    for sink in sinks:
-        sink.finish()
-    return {
-        name: value.view(_TORCH_DTYPES[layouts[name].dtype]).view(layouts[name].shape).to(torch.bfloat16)
-        for name, value in raw.items()
-    }
+    return load_through(model, device, progress, sinks, plan=plan)
 
 
 class _PinnedSink:

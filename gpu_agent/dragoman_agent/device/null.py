@@ -23,7 +23,7 @@ from dragoman_agent.device.base import (
     StepResult,
     UInt8Array,
 )
-from dragoman_agent.device.checks import check_batch, resolve_tokens
+from dragoman_agent.device.checks import check_batch, check_loadable, resolve_tokens
 from dragoman_agent.device.oracles import Context, Oracle, UInt64Array, logprobs, make_oracle, mix, narrow, seeded
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class NullDevice:
         self._due = 0.0
         self._previous = np.zeros(0, dtype=np.int32)
         self._plan: Plan | None = None
+        self._closed = False
 
     def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
         """See Device."""
-        if self._plan is not None:
-            raise DeviceError("A model is already loaded on this device; open another device for another model.")
+        check_loadable(self.kind, plan, loaded=self._plan is not None, closed=self._closed)
         self._config: ModelConfig = model.config
         end_token_id = model.config.eos_token_ids[0] if model.config.eos_token_ids else 0
         self._oracle: Oracle = make_oracle(self._oracle_name, model.config.vocab_size, end_token_id)
@@ -83,9 +83,7 @@ class NullDevice:
 
     def submit(self, batch: StepBatch) -> NullStepHandle:
         """See Device. A batch that does not fit itself or the plan raises DeviceError."""
-        plan = self._plan
-        if plan is None:
-            raise DeviceError("No model is loaded on this device; load one first.")
+        plan = self._loaded_plan()
         begun = time.perf_counter()
         try:
             check_batch(batch, self._config, plan, len(self._previous))
@@ -103,10 +101,12 @@ class NullDevice:
     @property
     def block_format(self) -> BlockFormat:
         """See BlockDevice. A slot is a state of 8 bytes and a token of 4."""
+        self._loaded_plan()
         return BlockFormat("null", "states, tokens", self._page_size * (self._states.itemsize + self._tokens.itemsize))
 
     def read_blocks(self, blocks: Int32Array) -> UInt8Array:
         """See BlockDevice. Steps are computed as they are submitted, so all are done."""
+        self._loaded_plan()
         states = self._states.reshape(-1, self._page_size)[blocks].view(np.uint8)
         tokens = self._tokens.reshape(-1, self._page_size)[blocks].view(np.uint8)
         return np.concatenate((states, tokens), axis=1)
@@ -123,7 +123,12 @@ class NullDevice:
 
     def close(self) -> None:
         """See Device."""
-        self._plan = None
+        self._plan, self._closed = None, True
+
+    def _loaded_plan(self) -> Plan:
+        if self._plan is None:
+            raise DeviceError("No model is loaded on this device; load one first.")
+        return self._plan
 
     def _write(self, batch: StepBatch, page_size: int) -> None:
         """Hash on from what the block tables say is before each sequence's tokens, and write by slot mapping.

@@ -293,7 +293,7 @@ def test_specs_of_the_null_model() -> None:
 
 
 def test_an_unknown_device_and_a_missing_model_are_refused() -> None:
-    with pytest.raises(DeviceError, match="not one of cpu, cuda, null"):
+    with pytest.raises(DeviceError, match="not one of cpu, cuda, hip, xpu, null"):
         open_device("tpu")
     with pytest.raises(DeviceError, match="No model"):
         NullDevice().submit(make_batch([([1], 0, [1])]))

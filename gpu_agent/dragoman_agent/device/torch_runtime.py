@@ -1,0 +1,166 @@
+"""What a GPU backend needs of torch, whoever made the card: streams, events, graphs, pinned memory.
+
+CUDA and ROCm builds of torch share one namespace, the build for Intel's cards has another of the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from dragoman_agent.device.base import DeviceError
+
+T = TypeVar("T")
+
+_TORCH_FOR = {"cuda": "CUDA", "hip": "ROCm", "xpu": "Intel GPUs (XPU)"}
+
+
+class Stream(Protocol):
+    """Work in order."""
+
+    def synchronize(self) -> None:
+        """Wait for the work queued so far."""
+
+
+class Event(Protocol):
+    """A moment of a stream. One that was never recorded counts as passed."""
+
+    def record(self) -> None:
+        """In the current stream."""
+
+    def synchronize(self) -> None:
+        """Wait until it has passed."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds to a later event; both have passed."""
+
+
+class Graph(Protocol):
+    """Work that is queued by one call."""
+
+    def replay(self) -> None:
+        """Queue it in the current stream."""
+
+    def pool(self) -> Any:
+        """Its memory, which another graph may share."""
+
+
+class Runtime(Protocol):
+    """One device through torch."""
+
+    kind: str
+    device: torch.device
+    errors: tuple[type[Exception], ...]  # what torch raises when the device itself fails
+
+    def activate(self) -> None:
+        """Make it this thread's device."""
+
+    def name(self) -> str:
+        """Of the card, for display."""
+
+    def new_stream(self) -> Stream:
+        """A stream of its own."""
+
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """What is queued inside goes to `stream`."""
+
+    def new_event(self) -> Event:
+        """An event that takes the time."""
+
+    def capture(self, stream: Stream, work: Callable[[], T], pool: Any) -> tuple[Graph, T]:
+        """What `work` queues as a graph, and what it returned: tensors that a replay writes anew."""
+
+    def pinned(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeros on the host that the device copies from and to beside other work."""
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device."""
+
+    def release(self) -> None:
+        """Give memory that nothing uses back to the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchRuntime:
+    """Implements Runtime over a namespace of torch."""
+
+    kind: str
+    device: torch.device
+    namespace: Any
+    graph_type: Any
+    errors: tuple[type[Exception], ...]
+
+    def activate(self) -> None:
+        """See Runtime."""
+        self.namespace.set_device(self.device)
+
+    def name(self) -> str:
+        """See Runtime."""
+        return str(self.namespace.get_device_name(self.device))
+
+    def new_stream(self) -> Stream:
+        """See Runtime."""
+        stream: Stream = self.namespace.Stream(self.device)
+        return stream
+
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """See Runtime."""
+        context: AbstractContextManager[Any] = self.namespace.stream(stream)
+        return context
+
+    def new_event(self) -> Event:
+        """See Runtime."""
+        event: Event = self.namespace.Event(enable_timing=True)
+        return event
+
+    def capture(self, stream: Stream, work: Callable[[], T], pool: Any) -> tuple[Graph, T]:
+        """See Runtime."""
+        graph: Graph = self.graph_type()
+        with self.namespace.graph(graph, pool=pool, stream=stream):
+            made = work()
+        return graph, made
+
+    def pinned(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See Runtime."""
+        return torch.zeros(size, dtype=dtype, pin_memory=True)
+
+    def synchronize(self) -> None:
+        """See Runtime."""
+        self.namespace.synchronize(self.device)
+
+    def release(self) -> None:
+        """See Runtime."""
+        self.namespace.empty_cache()
+
+
+def open_runtime(kind: str, index: int) -> TorchRuntime:
+    """Device `index` of a kind. Raises DeviceError when the installed torch was not built for the kind, or sees no such device."""
+    if kind != built_for():
+        raise DeviceError(
+            f"the installed torch {torch.__version__} was built for {_TORCH_FOR.get(built_for(), 'no GPU')}; "
+            f"--device {kind} needs one for {_TORCH_FOR[kind]}"
+        )
+    if kind == "xpu":
+        namespace, graph_type, errors = torch.xpu, torch.xpu.XPUGraph, (RuntimeError,)
+    else:
+        namespace, graph_type, errors = torch.cuda, torch.cuda.CUDAGraph, (torch.AcceleratorError,)
+    if not namespace.is_available():
+        raise DeviceError(f"PyTorch sees no {kind.upper()} device; run `dragoman doctor` for the reason")
+    count = namespace.device_count()
+    if index >= count:
+        raise DeviceError(f"there is no {kind} device {index}: PyTorch sees {count}; see `dragoman probe`")
+    device = torch.device("xpu" if kind == "xpu" else "cuda", index)  # ROCm's devices are called cuda too
+    return TorchRuntime(kind, device, namespace, graph_type, errors)
+
+
+def built_for() -> str:
+    """The kind of device the installed torch was built for; empty for none."""
+    if torch.version.hip is not None:
+        return "hip"
+    if torch.version.cuda is not None:
+        return "cuda"
+    return "xpu" if torch.version.xpu is not None else ""

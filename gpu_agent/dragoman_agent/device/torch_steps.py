@@ -1,0 +1,96 @@
+"""Steps under way on a GPU: the host's buffers of each, and the handle that reads its results."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman_agent.device.base import DeviceError, StepResult
+from dragoman_agent.device.torch_runtime import Runtime
+from dragoman_agent.engine.sampler import Sampled
+
+Scores = tuple[Tensor, Tensor | None, Tensor | None]  # logprobs, best ids, their logprobs; see engine/sampler.py
+
+
+class StepSlot:
+    """Pinned buffers and events of one step; the next one to use them takes them over."""
+
+    def __init__(self, runtime: Runtime, num_words: int, num_rows: int) -> None:
+        """`num_words` int32 of metadata go in, token id and flag of `num_rows` come out."""
+        self.staging = runtime.pinned((num_words,), torch.int32)
+        self.results = runtime.pinned((2, num_rows), torch.int32)
+        self.begin, self.end = runtime.new_event(), runtime.new_event()
+        self._handle: TorchStepHandle | None = None
+
+    def take_over(self) -> None:
+        """Wait for the step that has the buffers and let its handle keep what they hold."""
+        if self._handle is not None:
+            self._handle.settle()
+            self._handle = None
+        self.end.synchronize()
+
+    def hand_to(self, handle: TorchStepHandle) -> None:
+        """The buffers are this step's now."""
+        self._handle = handle
+
+
+class TorchStepHandle:
+    """Implements StepHandle: a step on the device; its results come to pinned memory."""
+
+    def __init__(
+        self,
+        slot: StepSlot,
+        errors: tuple[type[Exception], ...],
+        num_rows: int,
+        sampled: Sampled | None,
+        pooled: Tensor | None,
+        scores: Scores | None,
+    ) -> None:
+        """`errors`: what torch raises when the device fails."""
+        self._slot, self._errors, self._num_rows = slot, errors, num_rows
+        self._sampled, self._pooled, self._scores = sampled, pooled, scores
+        self._outcome: StepResult | DeviceError | None = None
+        slot.hand_to(self)
+
+    def result(self) -> StepResult:
+        """See StepHandle."""
+        outcome = self.settle()
+        if isinstance(outcome, DeviceError):
+            raise outcome
+        return outcome
+
+    def settle(self) -> StepResult | DeviceError:
+        """Wait for the step and read what became of it, once."""
+        if self._outcome is None:
+            try:
+                self._outcome = self._read()
+            except self._errors as error:
+                self._outcome = DeviceError(f"the GPU failed during a step: {error}")
+            self._sampled = self._pooled = self._scores = None
+        return self._outcome
+
+    def _read(self) -> StepResult:
+        slot = self._slot
+        slot.end.synchronize()
+        seconds = slot.begin.elapsed_time(slot.end) * 1e-3
+        host = slot.results.numpy()[:, : self._num_rows]
+        result = StepResult(host[0].copy(), host[1].astype(np.bool_), seconds=seconds)
+        if self._sampled is not None:
+            _add_logprobs(result, self._sampled)
+        if self._pooled is not None:
+            result.embeddings = self._pooled.float().cpu().numpy()
+        if self._scores is not None:
+            logprobs, top_ids, top_logprobs = self._scores
+            result.score_logprobs = logprobs.cpu().numpy()
+            result.score_top_ids = None if top_ids is None else top_ids.cpu().numpy()
+            result.score_top_logprobs = None if top_logprobs is None else top_logprobs.cpu().numpy()
+        return result
+
+
+def _add_logprobs(result: StepResult, sampled: Sampled) -> None:
+    if sampled.logprobs is not None:
+        result.logprobs = sampled.logprobs.cpu().numpy()
+    if sampled.top_ids is not None and sampled.top_logprobs is not None:
+        result.top_ids = sampled.top_ids.int().cpu().numpy()
+        result.top_logprobs = sampled.top_logprobs.cpu().numpy()
