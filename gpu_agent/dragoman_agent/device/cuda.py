@@ -60,9 +60,11 @@ class CudaDevice:
 
     def __init__(self, index: int = 0, runtime: Runtime | None = None) -> None:
         """Raises DeviceError when the device cannot be opened."""
-        self._runtime = runtime or open_runtime(self.kind, index)
+        self._runtime: Runtime = runtime or open_runtime(self.kind, index)
         self._device = self._runtime.device
         self.errors = self._runtime.errors
+        self._step_errors: tuple[type[Exception], ...] = (torch.OutOfMemoryError, *self.errors)
+        self._wrong: tuple[type[Exception], ...] = (ValueError, *self._step_errors)  # of the data or of the device
         self.info: dict[str, Any] = {}
         self._loaded = self._closed = False
 
@@ -85,7 +87,7 @@ class CudaDevice:
                 f"{model.name} does not fit on the GPU: {str(error).splitlines()[0]} "
                 "Lower --memory-utilization or --max-context, or stop other processes on the GPU."
             ) from error
-        except (ValueError, *self.errors) as error:
+        except self._wrong as error:
             raise DeviceError(f"The model {model.name} cannot be loaded on the GPU: {error}") from error
         else:
             self._loaded = True
@@ -168,7 +170,7 @@ class CudaDevice:
         try:
             with torch.inference_mode():
                 return self._run(batch)
-        except (torch.OutOfMemoryError, *self.errors) as error:
+        except self._step_errors as error:
             raise DeviceError(f"Step {batch.step} failed on the GPU: {str(error).splitlines()[0]}") from error
 
     def last_logits(self) -> torch.Tensor:
@@ -204,7 +206,7 @@ class CudaDevice:
         try:
             with torch.inference_mode(), self._runtime.on(self._stream):
                 yield
-        except (ValueError, torch.OutOfMemoryError, *self.errors) as error:
+        except self._wrong as error:
             raise DeviceError(f"KV blocks could not be moved on the GPU: {error}") from error
 
     def _check_loaded(self) -> None:

@@ -52,9 +52,17 @@ class Graph(Protocol):
 class Runtime(Protocol):
     """One device through torch."""
 
-    kind: str
-    device: torch.device
-    errors: tuple[type[Exception], ...]  # what torch raises when the device itself fails
+    @property
+    def kind(self) -> str:
+        """cuda, hip or xpu."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors lie."""
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What torch raises when the device itself fails."""
 
     def activate(self) -> None:
         """Make it this thread's device."""
@@ -144,10 +152,10 @@ def open_runtime(kind: str, index: int) -> TorchRuntime:
             f"the installed torch {torch.__version__} was built for {_TORCH_FOR.get(built_for(), 'no GPU')}; "
             f"--device {kind} needs one for {_TORCH_FOR[kind]}"
         )
-    if kind == "xpu":
-        namespace, graph_type, errors = torch.xpu, torch.xpu.XPUGraph, (RuntimeError,)
-    else:
-        namespace, graph_type, errors = torch.cuda, torch.cuda.CUDAGraph, (torch.AcceleratorError,)
+    namespace: Any = torch.xpu if kind == "xpu" else torch.cuda
+    graph_type: Any = torch.xpu.XPUGraph if kind == "xpu" else torch.cuda.CUDAGraph
+    # torch wraps the failures of CUDA and ROCm in a type of their own; those of SYCL come as RuntimeError.
+    errors: tuple[type[Exception], ...] = (RuntimeError,) if kind == "xpu" else (torch.AcceleratorError,)
     if not namespace.is_available():
         raise DeviceError(f"PyTorch sees no {kind.upper()} device; run `dragoman doctor` for the reason")
     count = namespace.device_count()
