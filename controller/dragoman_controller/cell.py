@@ -188,6 +188,13 @@ class Cell:
         """Tells a member to take requests again; it gets some once it says that it does."""
         return self.send(member, Undrain())
 
+    def remaining_seconds(self, grant: Grant) -> float:
+        """Predicted time until the last token a request may have, as such predictions came true at its agent lately."""
+        finish = grant.finish_seconds(grant.output_tokens)
+        expected = self.quotes.of(grant.agent_id).quote(grant.ttft_seconds, grant.tpot_seconds, finish).finish.expected
+        # One that is late has at least a token to go.
+        return max(grant.granted_at + expected - self.clock(), grant.tpot_seconds)
+
     def apply_kv_events(
         self, member: Member, sequence: int, stored: Iterable[int], removed: Iterable[int], snapshot: bool
     ) -> Applied:

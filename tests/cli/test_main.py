@@ -26,7 +26,7 @@ def test_help_is_quick_and_lists_every_verb() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert done.returncode == 0
-    for verb in ("up", "chat", "ps", "probe", "plan", "explain", "doctor", "models", "bench", "config", "version"):
+    for verb in ("up", "chat", "ps", "drain", "probe", "plan", "explain", "doctor", "models", "bench", "config", "version"):
         assert f"\n  {verb} " in done.stdout
     assert min(spent) < 0.3, f"--help took {min(spent):.2f} s of CPU"
 
@@ -76,7 +76,7 @@ def test_mistakes_on_the_command_line(dragoman: Dragoman, arguments: tuple[str, 
     assert_error(dragoman(*arguments), *parts, code=2)
 
 
-@pytest.mark.parametrize("verb", [("ps",), ("chat", "hi")])
+@pytest.mark.parametrize("verb", [("ps",), ("chat", "hi"), ("drain", "a"), ("drain", "a", "--undo")])
 def test_no_controller(dragoman: Dragoman, verb: tuple[str, ...]) -> None:
     done = dragoman(*verb, "--controller", "127.0.0.1:1")
     assert_error(done, "cannot reach the controller at 127.0.0.1:1", "connection refused", "dragoman up")

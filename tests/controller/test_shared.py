@@ -48,9 +48,11 @@ async def start() -> AsyncIterator[Start]:
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
+    for _ in range(round(seconds * 100)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition did not come true in time")
 
 
 def addresses(server: ControllerServer) -> set[str]:

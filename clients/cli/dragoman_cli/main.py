@@ -19,6 +19,7 @@ VERBS = {
     "up": ("up", "Start controller, agent and gateway here, and serve a model."),
     "chat": ("chat", "Talk to a served model."),
     "ps": ("ps", "Show agents, their load, and what runs."),
+    "drain": ("drain", "Take an agent out of service: it finishes what runs there."),
     "probe": ("probe", "Measure the devices of this machine; show what was chosen and why."),
     "plan": ("plan", "Plan a model on a card without having it: memory, choices, predicted speed."),
     "explain": ("explain", "Explain the decisions of an agent, or of a plan, in plain words."),

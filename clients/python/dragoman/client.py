@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
@@ -14,6 +14,7 @@ import grpc
 
 from dragoman.controllers import Controllers
 from dragoman.directory import Directory
+from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
 from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_inputs, prompt_digest_of_text
 from dragoman.request import (
@@ -39,6 +40,7 @@ from dragoman.v1 import (
     embedding_service_pb2_grpc,
     error_pb2,
     fleet_service_pb2,
+    fleet_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     hardware_service_pb2,
@@ -225,6 +227,41 @@ class AsyncClient:
         """Every agent with its state and load, as the controller sees it (dragoman.v1 messages)."""
         self._needs_controller("the list of agents")
         return await self._directory.members()
+
+    async def drain(
+        self, agent_id: str, *, grace_seconds: float = 180.0
+    ) -> AsyncIterator[fleet_service_pb2.DrainAgentResponse]:
+        """Orders an agent to finish its requests and leave; reports what remains until it is empty (dragoman.v1 messages).
+
+        What still runs after `grace_seconds` is handed over: its clients resume it elsewhere. Leaving the loop does not undo
+        the drain; draining again may shorten it.
+        """
+        controllers = self._needs_controller("a drain")
+        request = fleet_service_pb2.DrainAgentRequest(agent_id=agent_id, grace_period=duration_of(grace_seconds))
+        calls: list[Any] = []
+
+        def begin(address: str) -> Awaitable[Any]:
+            calls.append(fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(address)).DrainAgent(request))
+            return calls[-1].read()  # type: ignore[no-any-return]
+
+        try:
+            report = await ask_controller(controllers, begin)
+            while report is not grpc.aio.EOF:
+                yield report
+                report = await ask_controller(Controllers(controllers.current), lambda _: calls[-1].read())
+        finally:
+            for call in calls:
+                call.cancel()
+
+    async def undrain(self, agent_id: str) -> None:
+        """Takes back a drain that has not come to its end."""
+        request = fleet_service_pb2.UndrainAgentRequest(agent_id=agent_id)
+
+        def ask(address: str) -> Awaitable[fleet_service_pb2.UndrainAgentResponse]:
+            stub = fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(address))
+            return stub.UndrainAgent(request, timeout=CALL_SECONDS)
+
+        await ask_controller(self._needs_controller("the end of a drain"), ask)
 
     async def hardware(self, agent_id: str | None = None) -> hardware_service_pb2.GetHardwareResponse:
         """Measured profile of an agent's device, and every device that was looked at with the reason."""

@@ -79,6 +79,10 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
                     f"agent {member.agent_id!r} refused to drain and serves on: {member.drain_refused_because}",
                     metadata={"param": "agent_id"},
                 )
+            if not member.draining:
+                raise DragomanError(
+                    error_pb2.ERROR_REASON_CANCELLED, f"the drain of agent {member.agent_id!r} was taken back"
+                )
             yield pb.DrainAgentResponse(streams=self._remaining(member))
             await asyncio.sleep(_PROGRESS_SECONDS)
 
@@ -161,7 +165,7 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
         return [
             pb.RemainingStream(
                 request_id=grant.key[1] or grant.jti.hex(),
-                predicted_remaining=duration_of(grant.remaining_seconds(now)),
+                predicted_remaining=duration_of(self._cell.remaining_seconds(grant)),
             )
             for grant in self._cell.ledger.open_grants(member.agent_id, member.epoch)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -18,6 +19,14 @@ from dragoman.v1 import (
     error_pb2,
     fleet_service_pb2,
 )
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition did not come true in time")
 
 
 def ask(request_id: str, **fields: Any) -> admission_service_pb2.AcquireTicketRequest:
@@ -93,6 +102,44 @@ async def test_an_agent_that_refuses_to_drain_serves_on_and_the_caller_is_told(c
             await read(call)
     assert "too old" in from_rpc_error(raised.value).message
     await clients.admission.AcquireTicket(ask("new"), timeout=5)
+
+
+async def test_a_drain_is_taken_back_once_the_agent_says_so(clients: Any, join: Any) -> None:
+    agent = await join("agent-a")
+    drain = clients.fleet.DrainAgent(fleet_service_pb2.DrainAgentRequest(agent_id="agent-a"))
+    await read(drain)
+    await agent.hears_a_command()
+    agent.state, agent.load = agent_pb2.AGENT_STATE_DRAINING, agent_pb2.AgentLoad(running_requests=1)
+    undrain = clients.fleet.UndrainAgent(fleet_service_pb2.UndrainAgentRequest(agent_id="agent-a"), timeout=5)
+    await eventually(lambda: any(command.HasField("undrain") for command in agent.commands))
+    agent.state = agent_pb2.AGENT_STATE_SERVING
+    agent.results.append(agent_registry_service_pb2.CommandResult(command_id=agent.commands[-1].command_id))
+    await undrain
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        while True:
+            await read(drain)
+    assert "was taken back" in from_rpc_error(raised.value).message
+    await clients.admission.AcquireTicket(ask("new"), timeout=5)
+
+
+async def test_a_drain_that_cannot_be_taken_back_goes_on(clients: Any, join: Any) -> None:
+    agent = await join("agent-a")
+    drain = clients.fleet.DrainAgent(fleet_service_pb2.DrainAgentRequest(agent_id="agent-a"))
+    await read(drain)
+    undrain = clients.fleet.UndrainAgent(fleet_service_pb2.UndrainAgentRequest(agent_id="agent-a"), timeout=5)
+    await eventually(lambda: any(command.HasField("undrain") for command in agent.commands))
+    agent.results.append(
+        agent_registry_service_pb2.CommandResult(
+            command_id=agent.commands[-1].command_id, code=9, message="it is leaving"
+        )
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await undrain
+    error = from_rpc_error(raised.value)
+    assert "it is leaving" in error.message and error.reason == error_pb2.ERROR_REASON_AGENT_DRAINING
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await clients.admission.AcquireTicket(ask("new"), timeout=5)
+    drain.cancel()
 
 
 async def test_the_drain_of_an_agent_that_is_not_there_names_those_that_are(clients: Any, join: Any) -> None:
