@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,9 @@ def test_a_plan_costs_under_a_second_and_no_torch() -> None:
         "heavy = {'torch', 'triton', 'grpc', 'cuda', 'pynvml'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    before = time.process_time_ns()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
-    assert time.process_time_ns() - before < 1e9
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert spent < 1.5, f"a plan took {spent:.2f} s of CPU"  # alone on a machine 0.6 s; others run beside the tests
