@@ -1,6 +1,6 @@
 """Admission decisions a second on one core: batches of 32 on one Admit stream, and unary AcquireTicket, over 256 agents.
 
-    python -m benchmarks.admission [--agents 256] [--batches 60] [--calls 600] [--rounds 5] [--record]
+    python -m benchmarks.admission [--agents 256] [--batches 250] [--calls 600] [--rounds 5] [--equal] [--record]
 
 Starts a real controller. Agents register, beat at 5 Hz and report the outcome of each request with their next beat. What is
 counted is CPU time of the controller process, less what the beats alone cost it in as much wall time, read from the
@@ -47,9 +47,9 @@ MODEL = "bench"
 Outcomes = dict[str, list[agent_registry_service_pb2.RequestOutcome]]
 
 
-def agent_message(number: int, rng: random.Random) -> agent_pb2.Agent:
-    """An agent whose device is up to twice as slow or as fast as the next."""
-    pace = rng.uniform(0.5, 2.0)
+def agent_message(number: int, rng: random.Random, are_equal: bool = False) -> agent_pb2.Agent:
+    """An agent whose device is up to twice as slow or as fast as the next, or equal to all others."""
+    pace = 1.0 if are_equal else rng.uniform(0.5, 2.0)
     grid = (0.004, 0.005, 0.008, 0.006, 0.01, 0.05, 0.012, 0.03, 0.2)
     steps = StepModel((1, 64, 256), (0, 1024, 8192), tuple(pace * seconds for seconds in grid), 50_000 / pace, 0.005)
     return agent_pb2.Agent(
@@ -109,31 +109,38 @@ def report(outcomes: Outcomes, granted: admission_service_pb2.AcquireTicketRespo
     outcomes[granted.ticket.agent_id].append(outcome)
 
 
-async def batched(stub: Any, outcomes: Outcomes, num_batches: int, rng: random.Random) -> int:
-    """Sends batches one after the other; returns the decisions."""
+async def batched(stub: Any, outcomes: Outcomes, requests: list[admission_service_pb2.AcquireTicketRequest]) -> None:
+    """Sends batches, two in flight. The answers are read afterwards: the client's work must not make the controller wait."""
     call = stub.Admit()
-    for _ in range(num_batches):
-        batch = [request(rng) for _ in range(BATCH_SIZE)]
-        await call.write(admission_service_pb2.AdmitRequest(requests=batch))
-        answered = 0
-        while answered < BATCH_SIZE:
-            for admission in (await call.read()).admissions:
-                assert admission.HasField("granted"), admission
-                report(outcomes, admission.granted)
-                answered += 1
+    in_flight = asyncio.Semaphore(2)
+
+    async def write() -> None:
+        for start in range(0, len(requests), BATCH_SIZE):
+            await in_flight.acquire()
+            await call.write(admission_service_pb2.AdmitRequest(requests=requests[start : start + BATCH_SIZE]))
+
+    writer = asyncio.create_task(write())
+    admissions: list[admission_service_pb2.Admission] = []
+    while len(admissions) < len(requests):
+        before = len(admissions) // BATCH_SIZE
+        admissions += (await call.read()).admissions
+        for _ in range(len(admissions) // BATCH_SIZE - before):
+            in_flight.release()
+    await writer
     await call.done_writing()
-    return num_batches * BATCH_SIZE
+    for admission in admissions:
+        assert admission.HasField("granted"), admission
+        report(outcomes, admission.granted)
 
 
-async def unary(stub: Any, outcomes: Outcomes, num_calls: int, rng: random.Random) -> int:
-    """Sixteen callers at once; returns the decisions."""
+async def unary(stub: Any, outcomes: Outcomes, requests: list[admission_service_pb2.AcquireTicketRequest]) -> None:
+    """Sixteen callers at once."""
 
-    async def caller(count: int) -> None:
-        for _ in range(count):
-            report(outcomes, await stub.AcquireTicket(request(rng), timeout=30))
+    async def caller(own: list[admission_service_pb2.AcquireTicketRequest]) -> None:
+        for one in own:
+            report(outcomes, await stub.AcquireTicket(one, timeout=30))
 
-    await asyncio.gather(*(caller(num_calls // 16) for _ in range(16)))
-    return num_calls // 16 * 16
+    await asyncio.gather(*(caller(requests[number::16]) for number in range(16)))
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -151,7 +158,7 @@ async def measure(address: str, process: psutil.Process, options: argparse.Names
         registry = agent_registry_service_pb2_grpc.AgentRegistryServiceStub(channel)
         admission = admission_service_pb2_grpc.AdmissionServiceStub(channel)
         agents = [
-            asyncio.create_task(be_an_agent(registry, agent_message(number, rng), outcomes))
+            asyncio.create_task(be_an_agent(registry, agent_message(number, rng, options.equal), outcomes))
             for number in range(options.agents)
         ]
         await asyncio.sleep(SETTLE_SECONDS)
@@ -160,13 +167,15 @@ async def measure(address: str, process: psutil.Process, options: argparse.Names
         beats_share = (cpu_seconds(process) - used) / (time.monotonic() - started)
         for _ in range(options.rounds):
             for name, work, count in (
-                ("admit_batched", batched, options.batches),
+                ("admit_batched", batched, options.batches * BATCH_SIZE),
                 ("admit_unary", unary, options.calls),
             ):
+                requests = [request(rng) for _ in range(count)]
                 started, used = time.monotonic(), cpu_seconds(process)
-                decisions = await work(admission, outcomes, count, rng)
+                await work(admission, outcomes, requests)
+                await asyncio.sleep(2 * BEAT_SECONDS)  # the outcomes are a part of the work
                 wall = time.monotonic() - started
-                rates[name].append(decisions / (cpu_seconds(process) - used - beats_share * wall))
+                rates[name].append(count / (cpu_seconds(process) - used - beats_share * wall))
         for agent in agents:
             agent.cancel()
         await asyncio.gather(*agents, return_exceptions=True)
@@ -178,9 +187,10 @@ def main() -> None:
     """Measures, prints, and with --record records."""
     parser = argparse.ArgumentParser(description="admission decisions a second on one core")
     parser.add_argument("--agents", type=int, default=256)
-    parser.add_argument("--batches", type=int, default=60)
+    parser.add_argument("--batches", type=int, default=250)
     parser.add_argument("--calls", type=int, default=608)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--equal", action="store_true", help="agents of one kind, instead of 256 paces")
     parser.add_argument("--record", action="store_true", help="record in results/control.json")
     options = parser.parse_args()
     command = ["dragoman-controller", "--port", "0", "--metrics-port", "0", "--announce", "--log-level", "warning"]
@@ -192,7 +202,8 @@ def main() -> None:
             rates = asyncio.run(measure(address, psutil.Process(controller.pid), options))
         finally:
             controller.terminate()
-    cases = {"admit_batched": f"{BATCH_SIZE}x{options.agents}", "admit_unary": f"1x{options.agents}"}
+    kind = "-equal" if options.equal else ""
+    cases = {"admit_batched": f"{BATCH_SIZE}x{options.agents}{kind}", "admit_unary": f"1x{options.agents}{kind}"}
     predicted = {"admit_batched": PREDICTED_BATCHED, "admit_unary": PREDICTED_UNARY}
     for name, samples in rates.items():
         print(

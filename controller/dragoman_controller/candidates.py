@@ -16,6 +16,7 @@ _USUAL_WEIGHT = 0.02
 _FIRST_USUAL_CONTEXT = 1024.0
 # Most requests lie within this factor of it, and share bounds, which are made anew when it has drifted by the other.
 _USUAL_SPREAD, _USUAL_DRIFT = 3.0, 1.4
+_MAX_NUM_REPLACED = 256
 _NONE: frozenset[int] = frozenset()
 
 Terms: TypeAlias = tuple[float, float, float, float, float, tuple[int, ...], tuple[float, ...], tuple[float, ...]]
@@ -136,6 +137,21 @@ class AgentView:
         return ""
 
 
+class Snapshot(NamedTuple):
+    """The views at one instant: a copy of an earlier list, and the first so many replacements since, shared with others."""
+
+    base: tuple[AgentView, ...]
+    replaced: list[tuple[int, AgentView]]
+    num_replaced: int
+
+    def views(self) -> list[AgentView]:
+        """The views, in the order of the candidates."""
+        views = list(self.base)
+        for index, view in self.replaced[: self.num_replaced]:
+            views[index] = view
+        return views
+
+
 @dataclass(slots=True)
 class _Range:
     """The floors for requests whose own mean context lies from `low` to `high`; those of `dirty` agents are old."""
@@ -150,9 +166,11 @@ class Candidates:
     """The agents of one model in parallel lists, with their lower bounds. Replaced view by view as loads change."""
 
     __slots__ = (
+        "_base",
         "_position",
         "_ranges",
         "_ranges_for",
+        "_replaced",
         "_small",
         "_states",
         "_usual_context",
@@ -175,6 +193,8 @@ class Candidates:
         self._ranges_for = self._usual_context
         self._winners: dict[tuple[int, int], list[int]] = {}
         self._small: dict[int, frozenset[int]] = {}
+        self._base: tuple[AgentView, ...] = ()
+        self._replaced: list[tuple[int, AgentView]] = []
         self._states: Counter[str] = Counter()
         self._position: dict[str, int] = {}
         self._divide()
@@ -214,6 +234,7 @@ class Candidates:
             self._states[view.state] += 1
         self.num_able += view.is_able - before.is_able
         self.views[index], self.terms[index] = view, terms
+        self._replaced.append((index, view))
         if before.max_context_tokens != view.max_context_tokens:
             self._members_changed()
         else:
@@ -233,6 +254,12 @@ class Candidates:
             self._position[view.agent_id] = index
         self._members_changed()
 
+    def snapshot(self) -> Snapshot:
+        """What the views are now, without a copy of all of them each time."""
+        if len(self._replaced) > _MAX_NUM_REPLACED:
+            self._base, self._replaced = tuple(self.views), []
+        return Snapshot(self._base, self._replaced, len(self._replaced))
+
     def learn(self, shape: Shape) -> None:
         """Lets the usual context follow the requests: bounds are nearest there. It shapes the work of a search alone."""
         self._usual_context += _USUAL_WEIGHT * (shape.mean_context_tokens - self._usual_context)
@@ -242,7 +269,8 @@ class Candidates:
     def floors(self, shape: Shape) -> Floors:
         """The bounds for requests like this one, up to date."""
         x = shape.mean_context_tokens
-        part = next(one for one in self._ranges if x <= one.high)
+        low, usual, high = self._ranges
+        part = usual if low.high < x <= usual.high else low if x <= low.high else high
         if part.dirty:
             for index in part.dirty:
                 self._bound(part, index)
@@ -264,6 +292,7 @@ class Candidates:
             size: frozenset(index for index, view in enumerate(self.views) if view.max_context_tokens <= size)
             for size in contexts
         }
+        self._base, self._replaced = tuple(self.views), []
         self._winners.clear()
         self._divide()
 

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dragoman_controller.candidates import AgentView, Score, Shape
+from dragoman_controller.candidates import Score, Shape, Snapshot
 from dragoman_controller.quote import Quote
 
 MAX_NUM_PLACEMENTS = 2048
 
 
 class PlacementRecord(NamedTuple):
-    """One placement with everything it was decided from. The views are shared with other records, never copied."""
+    """One placement with everything it was decided from."""
 
     request_id: str
     shape: Shape
-    views: tuple[AgentView, ...]
+    snapshot: Snapshot
     cached_tokens: Mapping[str, int]
     excluded: Mapping[str, str]
     chosen_agent_id: str
@@ -63,7 +63,7 @@ def weigh(record: PlacementRecord) -> list[Weighed]:
             view.score(record.shape, record.cached_tokens.get(view.agent_id, 0)),
             record.excluded.get(view.agent_id, "") or view.refusal(record.shape),
         )
-        for view in record.views
+        for view in record.snapshot.views()
     ]
     return sorted(weighed, key=lambda one: (bool(one.excluded_because), one.score.finish_seconds))
 

@@ -20,6 +20,8 @@ Weighed: TypeAlias = tuple[float, int]
 """Predicted seconds, and the agent's index. Equal seconds come in the order of the agents."""
 
 _NUM_WINNERS = 4
+_NONE: frozenset[int] = frozenset()
+_NOBODY: frozenset[str] = frozenset()
 
 
 class Placement(NamedTuple):
@@ -44,7 +46,7 @@ def place(
     controllers with one view do not all choose the same. The fallback is the best of the others. Agents whose context
     holds the whole output go before all others.
     """
-    barred = frozenset(excluded)
+    barred = frozenset(excluded) if excluded else _NOBODY
     weighed = _near(candidates, shape, cached_tokens, shape.wanted_context_tokens, barred)
     if not weighed and candidates.smallest_context < shape.wanted_context_tokens:
         weighed = _near(candidates, shape, cached_tokens, shape.min_context_tokens, barred)
@@ -90,21 +92,24 @@ def _near(
         return _all(candidates, shape, cached_tokens, context_tokens, barred)
     u, o, x = shape.prompt_tokens, shape.output_tokens, shape.mean_context_tokens
     floors, views = candidates.floors(shape), candidates.views
-    found = _holders(candidates, shape, cached_tokens, context_tokens, barred)
-    skipped = candidates.with_less_context(context_tokens)
+    found: list[Weighed] = []
+    skipped = candidates.with_less_context(context_tokens) if candidates.smallest_context < context_tokens else _NONE
     if cached_tokens or barred:
+        found = _holders(candidates, shape, cached_tokens, context_tokens, barred)
         places = map(candidates.position, (*cached_tokens, *barred))
         skipped = skipped.union(index for index in places if index is not None)
     bounds = floors.of(u, o, x)
-    likely = [index for index in candidates.recent_winners(shape) if index not in skipped and views[index].is_able]
+    likely = [index for index in candidates.recent_winners(shape) if views[index].is_able and index not in skipped]
     if len(likely) < 2 and (lowest := floors.lowest(bounds)) is not None and lowest not in skipped:
         likely = [lowest]
-    known = sorted(found + _weigh(candidates, likely, u, o, x))
+    found += _weigh(candidates, likely, u, o, x)
     # No agent whose bound is over the exact seconds of any two can be one of the best two, and none over a tie a tie.
-    limit = max(known[0][0] * TIE_RATIO, known[1][0]) if len(known) > 1 else math.inf
+    limit = math.inf
+    if len(found) > 1:
+        found.sort()
+        limit = max(found[0][0] * TIE_RATIO, found[1][0])
     done = skipped.union(likely)
-    near = [index for index in floors.within(bounds, limit) if index not in done]
-    return known + _weigh(candidates, near, u, o, x)
+    return found + _weigh(candidates, [i for i in floors.within(bounds, limit) if i not in done], u, o, x)
 
 
 def _weigh(candidates: Candidates, members: Iterable[int], u: int, output_tokens: int, x: float) -> list[Weighed]:

@@ -16,7 +16,7 @@ from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
 from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placement import Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
-from dragoman_controller.quote import Quote, Quotes
+from dragoman_controller.quote import AgentQuotes, Quote, Quotes
 from dragoman_controller.requests import AdmissionRequest, Resume
 from dragoman_controller.tickets import USABLE_SECONDS, Bearer, Claims, Minted, TicketMinter
 from dragoman_controller.views import ServiceTimes, plan_of, view_of
@@ -71,6 +71,7 @@ class _Served(NamedTuple):
     member: Member
     model: ModelSpec
     bearer: Bearer
+    quotes: AgentQuotes
 
 
 class _Placed(NamedTuple):
@@ -166,7 +167,9 @@ class Placer:
             served = self._served.get((member.agent_id, model.name))
             if served is None or served.member is not member or served.model is not model:
                 bearer = Bearer(member.agent_id, member.epoch, model.digest)
-                self._served[member.agent_id, model.name] = _Served(member, model, bearer)
+                self._served[member.agent_id, model.name] = _Served(
+                    member, model, bearer, self._quotes.of(member.agent_id)
+                )
             candidates.put(view_of(member, model, debit, self.service_times))
 
     def remove(self, member: Member) -> None:
@@ -206,12 +209,13 @@ class Placer:
             if other.model.max_context_tokens != served.model.max_context_tokens:
                 part = self._minter.request_part(self._claims(request, other.model))
             fallback = self._ticket(request, other, part, cached, now)
+        snapshot = candidates.snapshot()
         self._debit(request, shape, placement.score, served, ticket, fallback, now)
         self._placements.add(
             PlacementRecord(
                 request.request_id,
                 shape,
-                tuple(views),
+                snapshot,
                 placed.cached_tokens,
                 placed.excluded,
                 chosen.agent_id,
@@ -269,7 +273,7 @@ class Placer:
         delivered = request.resume.from_cursor // request.num_choices if request.resume else 0
         num_tokens = max(request.output_tokens(view.max_context_tokens) - delivered, 1)
         finish = ttft + (num_tokens - 1) * score.step_seconds
-        return self._quotes.of(view.agent_id).quote(ttft, score.step_seconds, finish)
+        return self._served[view.agent_id, request.model].quotes.quote(ttft, score.step_seconds, finish)
 
     def _claims(self, request: AdmissionRequest, model: ModelSpec) -> Claims:
         resume = request.resume
