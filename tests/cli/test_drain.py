@@ -58,20 +58,26 @@ async def test_what_still_runs_is_handed_over_and_nothing_is_lost(stack: Stack) 
 
 async def test_a_drain_is_taken_back(stack: Stack) -> None:
     async with AsyncClient(stack.controller_address) as client:
-        running = [asyncio.create_task(read(client, index)) for index in range(NUM_STREAMS)]
-        await asyncio.sleep(0.2)
+        streams = [
+            client.generate(f"prompt {i}", max_output_tokens=20_000, ignore_eos=True) for i in range(NUM_STREAMS)
+        ]
+        running = [asyncio.create_task(stream.result()) for stream in streams]
+        await until(client, lambda now: all(member.load.running_requests for member in now))
         watching = asyncio.create_task(drain(stack, "agent-0"))
         await until(client, lambda now: "draining" in states(now))
         undone = await drain(stack, "agent-0", "--undo")
         assert (undone.returncode, undone.stdout) == (0, "agent-0 takes requests again\n"), undone.stderr
         assert "was taken back" in (await watching).stderr
         assert states(await client.agents()) == ["serving", "serving"]
-        assert sum(resumes for _, resumes in await asyncio.gather(*running)) == 0
+        assert not any(task.done() for task in running) and not any(stream.num_resumes for stream in streams)
         again = await drain(stack, "agent-0", "--undo")
         assert again.returncode == 0, "undoing what is not under way changes nothing"
         missing = await drain(stack, "agent-9")
         assert missing.returncode != 0 and "members are 'agent-0', 'agent-1'" in missing.stderr
         assert stack.agents[0].child.poll() is None
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def until(client: AsyncClient, condition: Callable[[list[FleetMember]], bool]) -> None:
