@@ -62,6 +62,36 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous:
     if len(wrong):
         i, at = wrong[0].tolist()
         raise ValueError(f"block_tables[{i}][{at}] is {tables[i, at]}; 1 to {plan.num_blocks - 1} are possible")
+    _check_places(batch, plan.page_size, num_queries)
+
+
+def _check_places(batch: StepBatch, page_size: int, num_queries: Int32Array) -> None:
+    """Tokens stand at the end of their contexts, are written where the block tables say, and no block has two writers."""
+    first = batch.context_lens - num_queries
+    sequences = np.arange(len(first))
+    owners = np.repeat(sequences, num_queries)
+    positions = first[owners] + np.arange(len(owners)) - batch.query_starts[owners]
+    _equal("positions", batch.positions, positions, "its place at the end of its context")
+    pages = positions // page_size
+    slots = batch.block_tables[owners, pages] * page_size + positions % page_size
+    _equal("slot_mapping", batch.slot_mapping, slots, "what the block table says")
+    first_pages = first // page_size
+    num_pages = (batch.context_lens - 1) // page_size - first_pages + 1
+    writers = np.repeat(sequences, num_pages)
+    nth = np.arange(len(writers)) - np.repeat(np.cumsum(num_pages) - num_pages, num_pages)
+    blocks = batch.block_tables[writers, first_pages[writers] + nth]
+    order = np.argsort(blocks, kind="stable")
+    twice = np.flatnonzero(np.diff(blocks[order]) == 0)
+    if len(twice):
+        one, other = writers[order[twice[0]]], writers[order[twice[0] + 1]]
+        raise ValueError(f"block_tables[{one}] and block_tables[{other}] both write block {blocks[order[twice[0]]]}")
+
+
+def _equal(name: str, values: Int32Array, expected: Int32Array, what: str) -> None:
+    wrong = np.flatnonzero(values != expected)
+    if len(wrong):
+        at = int(wrong[0])
+        raise ValueError(f"{name}[{at}] is {values[at]}; {what} is {expected[at]}")
 
 
 def resolve_tokens(token_ids: Int32Array, previous: Int32Array) -> Int32Array:

@@ -63,8 +63,8 @@ class CudaDevice:
         self._runtime: Runtime = runtime or open_runtime(self.kind, index)
         self._device = self._runtime.device
         self.errors = self._runtime.errors
-        self._step_errors: tuple[type[Exception], ...] = (torch.OutOfMemoryError, *self.errors)
-        self._wrong: tuple[type[Exception], ...] = (ValueError, *self._step_errors)  # of the data or of the device
+        # What is wrong with the data, and with the device.
+        self._wrong: tuple[type[Exception], ...] = (ValueError, torch.OutOfMemoryError, *self.errors)
         self.info: dict[str, Any] = {}
         self._loaded = self._closed = False
 
@@ -170,7 +170,7 @@ class CudaDevice:
         try:
             with torch.inference_mode():
                 return self._run(batch)
-        except self._step_errors as error:
+        except self._wrong as error:
             raise DeviceError(f"Step {batch.step} failed on the GPU: {str(error).splitlines()[0]}") from error
 
     def last_logits(self) -> torch.Tensor:

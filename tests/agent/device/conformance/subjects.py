@@ -1,0 +1,121 @@
+"""What the cases are run on: a backend, a model and a plan that it loads, and what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.agent.device.conformance.tiny_model import TinyModel
+
+from dragoman.step_model import StepModel
+from dragoman_agent.device.base import Device
+from dragoman_agent.device.null_model import NullModel
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, Plan, PrefillAttention
+
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One backend under test."""
+
+    name: str
+    open: Callable[[], Device]
+    model: Callable[..., Any]  # keywords as TinyModel's
+    plan: Plan
+    computes: bool = True  # from the weights; the null device does not
+    is_exact: bool = True  # a row has the same bits alone and in company, prefilled whole or in parts
+    tolerance: float = 0.0  # of a log-probability against float64, and between computations that were cut otherwise
+
+
+def plan_of(kind: str, road: str, kv_dtype: str = "float32", **changes: Any) -> Plan:
+    """A plan as small as the cases: 4 sequences, 24 tokens a step, contexts up to 48."""
+    fields: dict[str, Any] = {
+        "device_kind": kind,
+        "model_name": "tiny",
+        "page_size": PAGE,
+        "num_blocks": 24,
+        "max_context_tokens": 48,
+        "max_batch_tokens": 24,
+        "max_num_seqs": 4,
+        "max_num_waiting": 8,
+        "num_threads": 2,
+        "road": road,
+        "kv_dtype": kv_dtype,
+        "memory": (),
+        "step_model": StepModel((1,), (0,), (0.01,), 200.0, 0.01),
+    }
+    return Plan(**fields | changes)
+
+
+def gpu_plan(kind: str, kv_dtype: str = "bfloat16") -> Plan:
+    """Graphs of 2 and 4 sequences, the second with a row of padding in the cases of 3; contexts split in two and not split;
+    one matrix multiplied by the kernel of few rows."""
+    return plan_of(
+        kind,
+        "triton-bfloat16",
+        kv_dtype,
+        graph_batch_sizes=(2, 4),
+        decode_attention=(DecodeAttention(2, 2, 16, 4, 3), DecodeAttention(4, 1, 16, 4, 3)),
+        prefill_attention=PrefillAttention("paged", 16, 16, 4, 3),
+        gemm_decode=(GemmDecode(n=128, k=64, max_rows=4, block_n=16, block_k=64, num_stages=3, num_warps=2),),
+    )
+
+
+def null_subject() -> Subject:
+    """The null device: nothing in it is computed, so everything is exact."""
+    from dragoman_agent.device.null import NullDevice
+
+    def model(**_: Any) -> NullModel:
+        return NullModel()
+
+    return Subject("null", NullDevice, model, plan_of("null", "null", "none"), computes=False)
+
+
+def cpu_subject(road: str) -> Subject:
+    """One road of the CPU."""
+    from dragoman_agent.device.cpu import CpuDevice
+    from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32
+
+    return Subject(
+        f"cpu {road}",
+        CpuDevice,
+        TinyModel,
+        plan_of("cpu", road, KV_DTYPES[road]),
+        is_exact=road != TORCH_FLOAT32,
+        tolerance=2e-3 if KV_DTYPES[road] == "float16" else 1e-4,
+    )
+
+
+def cpu_subjects() -> list[Subject]:
+    """Every road. Raises where the compiled ones cannot be built."""
+    from dragoman_agent.device.cpu_road import KV_DTYPES
+
+    return [cpu_subject(road) for road in KV_DTYPES]
+
+
+def cuda_subject() -> Subject:
+    """The CUDA backend on a real card."""
+    from dragoman_agent.device.cuda import CudaDevice
+
+    return Subject("cuda", CudaDevice, TinyModel, gpu_plan("cuda"), is_exact=False, tolerance=0.1)
+
+
+def hip_on_cuda_subject() -> Subject:
+    """All of the HIP backend's code but the card: torch's namespace is the same, weights go through torch alone."""
+    from dragoman_agent.device.hip import HipDevice
+    from dragoman_agent.device.torch_runtime import open_runtime
+
+    def open_device() -> HipDevice:
+        return HipDevice(0, open_runtime("cuda", 0))
+
+    return Subject("hip on a CUDA card", open_device, TinyModel, gpu_plan("hip"), is_exact=False, tolerance=0.1)
+
+
+def interpreted_subject() -> Subject:
+    """The GPU backend's code on host tensors. TRITON_INTERPRET=1 must be set."""
+    from tests.agent.device.conformance.host_runtime import InterpretedDevice
+
+    plan = gpu_plan("cuda", "float32")
+    return Subject("interpreted", InterpretedDevice, TinyModel, plan, is_exact=False, tolerance=1e-4)

@@ -1,0 +1,51 @@
+"""The one suite that every backend passes. What needs a GPU is run there by tests/gpu/check_device.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.device.conformance.cases import CASES, Bench
+from tests.agent.device.conformance.subjects import cpu_subject, null_subject
+from tests.needs import need_cpu_kernels
+
+from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture(scope="module", params=["null", *KV_DTYPES])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if request.param not in ("null", TORCH_FLOAT32):
+        need_cpu_kernels()
+    opened = Bench(null_subject() if request.param == "null" else cpu_subject(request.param))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_backend(bench: Bench, case: Callable[[Bench], None]) -> None:
+    case(bench)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    """What became of each case on the GPU backend's code under Triton's interpreter: a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.agent.device.conformance.run", "interpreted"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    lines = {match[2]: match[0] for match in re.finditer(r"^(ok|OFF) (\w+) .*$", done.stdout, re.MULTILINE)}
+    assert lines, done.stderr
+    return lines
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+def test_gpu_code_under_the_interpreter(interpreted: dict[str, str], case: str) -> None:
+    assert interpreted[case].startswith("ok "), interpreted[case]
