@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 import uuid
 from collections import deque
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_RESUMES
+from dragoman.pursuit import Pursuit
+from dragoman.retry import RetryPolicy, Step, may_pass
 from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2
 from dragoman_gateway.admission import Admissions
 from dragoman_gateway.attach import AgentLink, Links
@@ -22,14 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_STARTS = 3
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 1.0
-# The stream may go on elsewhere; any other failure would only repeat itself there.
-_RESUMABLE = frozenset(
-    {
-        error_pb2.ERROR_REASON_AGENT_LOST,
-        error_pb2.ERROR_REASON_DEVICE_FAULT,
-        error_pb2.ERROR_REASON_AGENT_DRAINING,
-    }
-)
+# Nobody but this process has touched the ticket: a controller's new key or an agent's new life made it so.
 _STALE_TICKET = frozenset(
     {
         error_pb2.ERROR_REASON_TICKET_INVALID,
@@ -85,7 +80,6 @@ class Generation:
         self._admissions = admissions
         self._links = links
         self._window = window
-        self._resume_seconds = resume_seconds
         self._link: AgentLink | None = None
         self._stream_id = 0
         self._events: deque[Delta] = deque()
@@ -102,20 +96,27 @@ class Generation:
         self._seed = 0
         self._epoch = 0
         self._agent_id = ""  # where the stream last ran
-        self._attempt = 0
+        self._pursuit = Pursuit(
+            RetryPolicy(
+                max_attempts=MAX_STARTS,
+                base_seconds=_FIRST_BACKOFF_SECONDS,
+                max_delay_seconds=_MAX_BACKOFF_SECONDS,
+                resume_patience_seconds=resume_seconds,
+                refused_patience_seconds=resume_seconds,
+            ),
+            random.Random(),
+            also_retried=_STALE_TICKET,
+            heeds_retry_delay=False,
+        )
+        self._is_resume = False
         self._loss: Exception | None = None  # of the agent, while another one is looked for
         self.outcome = Outcome(prompt_tokens=spec.prompt_tokens)
 
     async def start(self) -> None:
         """Returns when an agent has accepted the request. Raises DragomanError when none does."""
-        last: DragomanError | None = None
-        for _ in range(MAX_STARTS):
-            last = await self._interruptible(self._open())
-            if last is None:
-                return
-            await self._interruptible(asyncio.sleep(_FIRST_BACKOFF_SECONDS))
-        assert last is not None
-        raise last
+        while (refusal := await self._interruptible(self._open())) is not None:
+            await self._wait_or_raise(refusal, refusal)
+        self._pursuit.started()
 
     async def next(self) -> list[Delta]:
         """The deltas that have come, waiting for the first; [] when all choices have ended.
@@ -130,7 +131,7 @@ class Generation:
             if self._failure is not None:
                 if not self._can_resume(self._failure):
                     raise self._failure
-                await self._resume()
+                await self._resume(self._failure)
             elif self._finished:
                 return []
             else:
@@ -232,6 +233,8 @@ class Generation:
                 self._fail(DragomanError(error_pb2.ERROR_REASON_CANCELLED, "the request was cancelled at the server"))
                 return
         self._events.append(delta)
+        if self._pursuit.cut is not None:
+            self._pursuit.flowed()
 
     def _cut(self, what: str) -> None:
         """The agent broke the order of a stream: leave it and go on elsewhere from what is sure."""
@@ -270,7 +273,7 @@ class Generation:
         request = admission_service_pb2.AcquireTicketRequest()
         request.CopyFrom(self._spec.acquire)
         request.request_id = self.outcome.request_id = str(uuid.uuid4())
-        if self._attempt:
+        if self._is_resume:
             request.resume.CopyFrom(self._resume_request())
         try:
             granted = await self._admissions.acquire(request)
@@ -282,7 +285,7 @@ class Generation:
             error = await self._try(ticket, request.request_id)
             if error is None:
                 return None
-            if not (error.retryable or error.reason in _STALE_TICKET):
+            if not (may_pass(error, resuming=self._is_resume) or error.reason in _STALE_TICKET):
                 raise error
         self._admissions.abandon(request.request_id)
         return error
@@ -293,7 +296,7 @@ class Generation:
         request.request_id = request_id
         request.ticket_token = ticket.token
         request.initial_credit = self._credit
-        if self._attempt:
+        if self._is_resume:
             request.resume.CopyFrom(self._resume_state())
         self._started, self._failure = False, None
         self._link = self._links.get(ticket)
@@ -313,55 +316,59 @@ class Generation:
         raise failure or AssertionError("no failure")
 
     def _can_resume(self, failure: Exception) -> bool:
-        return (
-            isinstance(failure, DragomanError)
-            and failure.reason in _RESUMABLE
-            and not self._finished
-            and self._attempt < MAX_RESUMES
-        )
+        # A reader that took nothing for a minute would do so elsewhere too.
+        is_stalled = isinstance(failure, DragomanError) and failure.reason == error_pb2.ERROR_REASON_CREDIT_TIMEOUT
+        return not self._finished and not is_stalled and self._pursuit.may_resume(failure)
 
-    async def _resume(self) -> None:
+    async def _resume(self, loss: Exception) -> None:
         """Go on with another agent, from the delivered tokens. Raises the loss, with why, when none is found in time."""
-        loss = self._loss = self._failure
-        assert loss is not None
+        assert isinstance(loss, DragomanError)
+        self._loss = loss
         if all(end is not None for end in self._finishes):
             self._finished, self._failure, self._loss = True, None, None  # only the closing words were lost
             return
-        self._attempt += 1
+        decision = self._pursuit.failed(loss, accepted=True, has_origin=True, now=time.monotonic())
+        if decision.step is not Step.RESUME:
+            raise loss
+        await self._interruptible(asyncio.sleep(decision.delay_seconds))
+        self._is_resume = True
         self.outcome.num_resumes += 1
         lost_agent = self.outcome.agent_id
-        delay = _FIRST_BACKOFF_SECONDS
-        deadline = time.monotonic() + self._resume_seconds
         lengths = [len(ids) for ids, end in zip(self._delivered, self._finishes, strict=True) if end is None]
         self._credit = min(lengths) + self._window
         while True:
             try:
                 error = await self._interruptible(self._open())
             except DragomanError as refused:
-                if not refused.retryable or self._aborted.done():
+                if self._aborted.done() or not may_pass(refused, resuming=True):
                     raise
                 error = refused
             if error is None:
-                self._loss = None
-                logger.info(
-                    "request %s moved from %s to %s", self.outcome.request_id, lost_agent, self.outcome.agent_id
-                )
-                return
-            if time.monotonic() + delay > deadline:
-                raise _not_resumed(loss, error)
-            await self._interruptible(asyncio.sleep(delay))
-            delay = min(delay * 2, _MAX_BACKOFF_SECONDS)
+                break
+            await self._wait_or_raise(error, _not_resumed(loss, error))
+        self._loss = None
+        self._pursuit.started()
+        logger.info("request %s moved from %s to %s", self.outcome.request_id, lost_agent, self.outcome.agent_id)
+
+    async def _wait_or_raise(self, refusal: DragomanError, end: DragomanError) -> None:
+        """Waits until it may be tried again after `refusal`; raises `end` when that is no use."""
+        decision = self._pursuit.failed(refusal, accepted=False, has_origin=False, now=time.monotonic())
+        if decision.step is Step.GIVE_UP:
+            raise end
+        await self._interruptible(asyncio.sleep(decision.delay_seconds))
 
     def _resume_request(self) -> admission_service_pb2.ResumeRequest:
         return admission_service_pb2.ResumeRequest(
             origin_epoch=self._epoch,
             origin_agent_id=self._agent_id,
-            attempt=self._attempt,
+            attempt=self._pursuit.num_resumes,
             from_cursor=sum(map(len, self._delivered)),
         )
 
     def _resume_state(self) -> generation_service_pb2.ResumeState:
-        state = generation_service_pb2.ResumeState(attempt=self._attempt, origin_epoch=self._epoch, seed=self._seed)
+        state = generation_service_pb2.ResumeState(
+            attempt=self._pursuit.num_resumes, origin_epoch=self._epoch, seed=self._seed
+        )
         for index, (ids, finish) in enumerate(zip(self._delivered, self._finishes, strict=True)):
             progress = state.choices.add(choice_index=index)
             progress.token_ids.ids.extend(ids)

@@ -10,6 +10,8 @@ from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 
 _TENTHS = 10
+# Value of TRANSPORT in the metadata of an error made here, when nobody listens at the address.
+REFUSED = "connection refused"
 
 # The agent is gone, or gave the request up, and another may go on at the last cursor.
 _RESUMABLE = frozenset(
@@ -54,10 +56,10 @@ class RetryPolicy:
         if self.max_attempts < 1 or min(self.base_seconds, self.max_delay_seconds, self.budget) < 0:
             raise ValueError("RetryPolicy: max_attempts is at least 1, and no delay or budget is negative")
 
-    def delay(self, num_failures: int, error: DragomanError, rng: random.Random) -> float:
-        """Seconds to wait after the failure number `num_failures`, from 1 on."""
+    def delay(self, num_failures: int, error: DragomanError | None, rng: random.Random) -> float:
+        """Seconds to wait after the failure number `num_failures`, from 1 on. `error` None: nobody named a delay."""
         longest = min(self.base_seconds * 2.0 ** min(num_failures - 1, 30), self.max_delay_seconds)
-        return max(longest * rng.uniform(0.5, 1.0), error.retry_delay or 0.0)
+        return max(longest * rng.uniform(0.5, 1.0), (error.retry_delay if error is not None else None) or 0.0)
 
 
 class RetryBudget:
@@ -87,10 +89,15 @@ def may_pass(error: DragomanError, *, resuming: bool) -> bool:
     return error.retryable or (resuming and error.reason == error_pb2.ERROR_REASON_DUPLICATE_REQUEST)
 
 
+def may_resume(error: DragomanError) -> bool:
+    """Whether another agent may go on where a running stream ended with `error`."""
+    return error.reason in _RESUMABLE
+
+
 def step_after(error: DragomanError, *, accepted: bool, resuming: bool = False) -> Step:
     """What the reason of a failure asks for. `accepted`: the agent had started the request (on this attempt)."""
     if accepted:
-        return Step.RESUME if error.reason in _RESUMABLE else Step.GIVE_UP
+        return Step.RESUME if may_resume(error) else Step.GIVE_UP
     if error.reason in _LOST:
         return Step.RESUME
     return Step.ASK_AGAIN if may_pass(error, resuming=resuming) else Step.GIVE_UP

@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import Literal
 
 from dragoman.attempt import Attempt, lost, open_attempt
-from dragoman.controllers import TRANSPORT
 from dragoman.durations import duration_of, seconds_of
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_RESUMES
 from dragoman.progress import CursorGapError, Progress
+from dragoman.pursuit import Pursuit
 from dragoman.request import read_seconds
 from dragoman.results import (
     GenerationResult,
@@ -27,8 +26,8 @@ from dragoman.results import (
     quote_of,
     token_logprob_of,
 )
-from dragoman.retry import RetryBudget, RetryPolicy, Step, may_pass, step_after
-from dragoman.ticket import REFUSED, Admission, Channels, Grant
+from dragoman.retry import RetryBudget, RetryPolicy, Step, may_pass
+from dragoman.ticket import Admission, Channels, Grant
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2
 from dragoman.v1 import generation_service_pb2 as pb
@@ -79,11 +78,7 @@ class GenerationStream:
         self._finished: pb.GenerationFinished | None = None
         self._error: DragomanError | None = None
         self._origin: admission_pb.Ticket | None = None
-        self._num_resumes = 0
-        self._num_failures = 0
-        self._cut: DragomanError | None = None  # what the last cut said, until the stream goes on
-        self._cut_time: float | None = None
-        self._refused_time: float | None = None  # since when nobody listens any more
+        self._pursuit = Pursuit(context.policy, context.rng, deadline=self._deadline)
         self._first_token_time: float | None = None
         self._end_time: float | None = None
         self._reading = False
@@ -106,7 +101,7 @@ class GenerationStream:
     @property
     def num_resumes(self) -> int:
         """How often it was continued after a cut."""
-        return self._num_resumes
+        return self._pursuit.num_resumes
 
     @property
     def quote(self) -> Quote | None:
@@ -192,7 +187,7 @@ class GenerationStream:
             raise lost(self._attempt.ticket, f"sent a frame that does not fit: {error}") from None
         if token is not None:
             self._first_token_time = self._first_token_time or time.monotonic()
-            self._num_failures, self._cut, self._cut_time = 0, None, None
+            self._pursuit.flowed()
         return token
 
     async def _start(self) -> Attempt:
@@ -224,6 +219,7 @@ class GenerationStream:
     def _took_start(self, started: pb.GenerationStarted) -> None:
         self._first_started = self._first_started or started
         self._seed = started.seed
+        self._pursuit.started()
         self._context.budget.succeeded()
 
     def _acquire_message(self, acquire: admission_pb.AcquireTicketRequest) -> admission_pb.AcquireTicketRequest:
@@ -237,7 +233,7 @@ class GenerationStream:
                 admission_pb.ResumeRequest(
                     origin_epoch=self._origin.epoch,
                     origin_agent_id=self._origin.agent_id,
-                    attempt=self._num_resumes,
+                    attempt=self._pursuit.num_resumes,
                     from_cursor=self._progress.num_tokens,
                 )
             )
@@ -252,47 +248,24 @@ class GenerationStream:
         message = pb.GenerateRequest()
         message.CopyFrom(generate)
         message.resume.CopyFrom(
-            self._progress.resume_state(attempt=self._num_resumes, origin_epoch=self._origin.epoch, seed=self._seed)
+            self._progress.resume_state(
+                attempt=self._pursuit.num_resumes, origin_epoch=self._origin.epoch, seed=self._seed
+            )
         )
         return message
 
     async def _recover(self, error: DragomanError, accepted: bool) -> None:
         """Waits until the request may be tried again, or makes `error` the end of the stream."""
-        step = step_after(error, accepted=accepted, resuming=self._origin is not None)
-        if step is Step.RESUME and self._ticket is None:
-            step = Step.ASK_AGAIN
-        if step is Step.RESUME and self._num_resumes >= MAX_RESUMES:
-            step = Step.GIVE_UP
-        delay = self._delay_before(step, error, time.monotonic())
-        if delay is None or not self._context.budget.spend():
-            self._error = _not_resumed(self._cut, error)
+        cut = self._pursuit.cut
+        decision = self._pursuit.failed(
+            error, accepted=accepted, has_origin=self._ticket is not None, now=time.monotonic()
+        )
+        if decision.step is Step.GIVE_UP or not self._context.budget.spend():
+            self._error = _not_resumed(cut, error)
             return
-        if step is Step.RESUME:
+        if decision.step is Step.RESUME:
             self._origin = self._ticket
-            self._num_resumes += 1
-        await asyncio.sleep(delay)
-
-    def _delay_before(self, step: Step, error: DragomanError, now: float) -> float | None:
-        """Seconds before the next try, or None when there is none."""
-        if step is Step.GIVE_UP:
-            return None
-        policy = self._context.policy
-        refused = error.metadata.get(TRANSPORT) == REFUSED
-        self._refused_time = (self._refused_time or now) if refused else None
-        was_cut = self._first_started is not None
-        if was_cut and self._cut_time is None:
-            self._cut, self._cut_time = error, now
-            return 0.0
-        self._num_failures += 1
-        delay = policy.delay(self._num_failures, error, self._context.rng)
-        if self._deadline is not None and now + delay >= self._deadline:
-            return None
-        if was_cut:
-            patience_left = (self._cut_time or now) + policy.resume_patience_seconds - now
-            if self._refused_time is not None:
-                patience_left = min(patience_left, self._refused_time + policy.refused_patience_seconds - now)
-            return delay if delay <= patience_left else None
-        return delay if self._num_failures < policy.max_attempts else None
+        await asyncio.sleep(decision.delay_seconds)
 
     def _remaining(self) -> float | None:
         if self._deadline is None:
@@ -341,7 +314,7 @@ class GenerationStream:
             ),
             seed=self._seed or 0,
             agent_id=self._ticket.agent_id if self._ticket else "",
-            num_resumes=self._num_resumes,
+            num_resumes=self._pursuit.num_resumes,
             quote=self.quote,
             prompt_logprobs=tuple(token_logprob_of(entry) for entry in self._first_started.prompt_logprobs),
         )

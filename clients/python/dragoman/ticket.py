@@ -12,6 +12,7 @@ import grpc
 from dragoman.channel import channel_options
 from dragoman.controllers import TRANSPORT, Controllers
 from dragoman.errors import ERROR_METADATA_KEY, DragomanError, from_rpc_error
+from dragoman.retry import REFUSED
 from dragoman.v1 import admission_service_pb2 as pb
 from dragoman.v1 import admission_service_pb2_grpc, error_pb2
 
@@ -20,8 +21,6 @@ CALL_SECONDS = 30.0
 # The longest wait in the controller's queue when neither the request nor the policy bounds it sooner.
 QUEUE_SECONDS = 600.0
 
-# Value of TRANSPORT in the metadata of an error made here, when nobody listens at the address.
-REFUSED = "connection refused"
 
 R = TypeVar("R")
 
