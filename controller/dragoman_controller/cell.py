@@ -18,6 +18,7 @@ from dragoman_controller.explain import Placements
 from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member
 from dragoman_controller.hints import Hints, Parts
 from dragoman_controller.ledger import Grant, Ledger
+from dragoman_controller.placement import Choose, place
 from dragoman_controller.placer import Placer
 from dragoman_controller.poison import Life, PoisonGuard
 from dragoman_controller.policy import Policy, PolicyStore
@@ -80,7 +81,9 @@ class Cell:
         observer: CellObserver,
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
+        choose: Choose = place,
     ) -> None:
+        """`choose` picks the agent of each request; a simulator compares others with `place`."""
         self.clock = clock
         self._observer = observer
         self.fleet = Fleet(self._on_change)
@@ -97,6 +100,7 @@ class Cell:
             self.placements,
             clock,
             rng or Random(),
+            choose,
         )
         self._lost_lives: OrderedDict[Life, None] = OrderedDict()
         self.poison = PoisonGuard(self._is_lost, clock)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -31,6 +31,10 @@ class Placement(NamedTuple):
     score: Score
     fallback: int | None
     num_ties: int
+
+
+Choose: TypeAlias = Callable[[Candidates, Shape, Mapping[str, int], Random, Iterable[str]], "Placement | None"]
+"""What `place` is; a simulator compares it with others."""
 
 
 def place(

@@ -14,7 +14,7 @@ from dragoman_controller.candidates import AgentView, Candidates, Score, Shape
 from dragoman_controller.explain import PlacementRecord, Placements
 from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
 from dragoman_controller.ledger import Grant, Ledger
-from dragoman_controller.placement import Placement, place
+from dragoman_controller.placement import Choose, Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
 from dragoman_controller.quote import AgentQuotes, Quote, Quotes
 from dragoman_controller.requests import AdmissionRequest, Resume
@@ -97,7 +97,9 @@ class Placer:
         placements: Placements,
         clock: Callable[[], float],
         rng: Random,
+        choose: Choose = place,
     ) -> None:
+        self._choose = choose
         self._fleet, self._ledger, self._index, self._quotes = fleet, ledger, index, quotes
         self._minter, self._placements, self._clock, self._rng = minter, placements, clock, rng
         self.service_times = ServiceTimes()
@@ -254,10 +256,10 @@ class Placer:
         candidates.learn(shape)
         if request.resume is not None:
             other_plans = self._other_plans(request.resume, candidates)
-            placement = place(candidates, shape, cached, self._rng, other_plans) if other_plans else None
+            placement = self._choose(candidates, shape, cached, self._rng, other_plans) if other_plans else None
             if placement is not None:
                 return _Placed(candidates, shape, cached, other_plans, placement)
-        placement = place(candidates, shape, cached, self._rng)
+        placement = self._choose(candidates, shape, cached, self._rng, ())
         return None if placement is None else _Placed(candidates, shape, cached, _NOBODY, placement)
 
     def _other_plans(self, resume: Resume, candidates: Candidates) -> dict[str, str]:
