@@ -1,0 +1,117 @@
+"""F19: whatever happens to KV events on the way, the index ends up as what the agent holds: its real feed against the real index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.controller.held import held_by
+
+from dragoman.v1.agent_registry_service_pb2 import PublishKvEventsRequest
+from dragoman_agent.kv_journal import KvFeed, KvJournal
+from dragoman_controller.prefix_index import PrefixIndex
+
+UNITS = [unit.to_bytes(8, "little") for unit in range(1, 9)]
+
+
+@dataclass
+class Wire:
+    """An agent's feed, an index, and what may happen between them."""
+
+    index: PrefixIndex
+    agent_id: str = "a"
+    epoch: int = 1
+    journal: KvJournal = field(default_factory=KvJournal)
+    waiting: list[PublishKvEventsRequest] = field(default_factory=list)
+    sent: list[PublishKvEventsRequest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.feed = KvFeed(self.journal)
+        self.connect()
+
+    def connect(self) -> None:
+        """A new stream: what was under way is lost, and the agent begins with a snapshot."""
+        self.waiting.clear()
+        self.index.start_stream(self.agent_id, self.epoch)
+        self.feed.want_snapshot()
+
+    def restart(self) -> None:
+        """A new life: nothing is held, and the numbers begin again at one."""
+        self.epoch += 1
+        self.journal = KvJournal()
+        self.feed = KvFeed(self.journal)
+        self.sent.clear()
+        self.connect()
+
+    def publish(self) -> None:
+        message = self.feed.next_message("lease", self.epoch)
+        if message is not None:
+            self.waiting.append(message)
+            self.sent.append(message)
+
+    def deliver(self, message: PublishKvEventsRequest) -> None:
+        applied = self.index.apply(
+            self.agent_id,
+            message.epoch,
+            message.sequence,
+            message.stored_block_hashes,
+            message.removed_block_hashes,
+            message.snapshot,
+        )
+        if applied.snapshot_wanted:
+            self.feed.want_snapshot()
+
+    def do(self, action: tuple[str, Any]) -> None:
+        kind, value = action
+        if kind == "store":
+            self.journal.take([UNITS[value]], [])
+        elif kind == "drop":
+            self.journal.take([], [UNITS[value]])
+        elif kind == "publish":
+            self.publish()
+        elif kind == "deliver" and self.waiting:
+            self.deliver(self.waiting.pop(0))
+        elif kind == "lose" and self.waiting:
+            self.waiting.pop(value % len(self.waiting))
+        elif kind == "swap" and len(self.waiting) > 1:
+            self.waiting.append(self.waiting.pop(0))
+        elif kind == "repeat" and self.sent:
+            self.deliver(self.sent[value % len(self.sent)])
+        elif kind == "reconnect":
+            self.connect()
+        elif kind == "restart":
+            self.restart()
+
+    def settle(self) -> None:
+        """The wire is well again: what waits arrives, and what is asked for is sent."""
+        for _ in range(4):
+            while self.waiting:
+                self.deliver(self.waiting.pop(0))
+            self.publish()
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.sampled_from(["store", "drop", "repeat", "lose"]), st.integers(0, 7)),
+    st.tuples(st.sampled_from(["publish", "deliver", "deliver", "swap", "reconnect", "restart"]), st.none()),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(actions=st.lists(st.tuples(st.booleans(), ACTIONS), max_size=60))
+def test_f19_the_index_equals_what_the_agents_hold(actions: list[tuple[bool, tuple[str, Any]]]) -> None:
+    index = PrefixIndex()
+    wires = [Wire(index, "a"), Wire(index, "b")]
+    for which, action in actions:
+        wires[which].do(action)
+    for wire in wires:
+        # A change after the trouble shows a gap that nothing before it did.
+        wire.journal.take([UNITS[0]], [])
+        wire.journal.take([UNITS[1]], [UNITS[0]])
+        wire.publish()
+        wire.settle()
+        assert held_by(index, wire.agent_id) == wire.journal.held
+    expected = {unit: {w.agent_id for w in wires if unit in w.journal.held} for unit in range(1, 9)}
+    assert {unit: set(index.lookup((unit,))) for unit in range(1, 9)} == expected
+    assert len(index) == sum(bool(holders) for holders in expected.values())
