@@ -21,7 +21,7 @@ from dragoman_agent.pal.candidates import (
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import PlanError, profile_inputs
-from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention, Reduction
+from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention, Reduction, decode_for
 from dragoman_agent.pal.profile import Profile
 from dragoman_kernels.triton.launches import (
     DECODE_SPLITS,
@@ -65,7 +65,6 @@ class DecodeChoice:
 
     attention: tuple[DecodeAttention, ...]
     burst: bool
-    reduction: Reduction
 
 
 def choose_page(maker: Maker, off: str | None) -> tuple[int, Decision]:
@@ -96,9 +95,8 @@ def choose_decode(maker: Maker, page_size: int, off: str | None) -> tuple[Decode
     """A launch for each batch bucket."""
     if off:
         fixed = _merge(pal_off.decode_attention(maker.model.num_kv_heads, maker.times.rates.num_multiprocessors))
-        choice = DecodeChoice(fixed, burst=False, reduction="l2")
-        subjects = (("decode-attention", _words(fixed)), ("burst", "no"), ("reduction", "l2"))
-        return choice, [Decision(subject, chosen, off) for subject, chosen in subjects]
+        subjects = (("decode-attention", _words(fixed)), ("burst", "no"))
+        return DecodeChoice(fixed, burst=False), [Decision(subject, chosen, off) for subject, chosen in subjects]
     batches = [batch for batch in DECODE_BATCHES if batch < 2 * maker.max_num_seqs]
     lists = {batch: _judged(maker, page_size, batch) for batch in batches}
     if not all(lists.values()):
@@ -119,8 +117,21 @@ def choose_decode(maker: Maker, page_size: int, off: str | None) -> tuple[Decode
         "decode-attention", _words(merged), f"{reason}, {_source(maker, page_size, buckets)}",
         profile_inputs(maker.profile, *_INPUTS), candidates, first[0][1], unit="s",
     )  # fmt: skip
-    reduction, reduction_decision = _choose_reduction(maker, page_size, merged[0])
-    return DecodeChoice(merged, bool(burst), reduction), [decision, burst_decision, reduction_decision]
+    return DecodeChoice(merged, bool(burst)), [decision, burst_decision]
+
+
+def fit_to_graphs(
+    choice: DecodeChoice, graphs: Sequence[int], decisions: Sequence[Decision]
+) -> tuple[DecodeChoice, list[Decision]]:
+    """Only launches that a graph has, each up to the sizes of its graphs: a sequence is then computed in the same way in a
+    graph and beside prompts, and every launch is compiled before the first request.
+    """
+    kept = _merge([replace(decode_for(choice.attention, size), max_batch=size) for size in graphs])
+    told = [
+        replace(decision, chosen=_words(kept)) if decision.subject == "decode-attention" else decision
+        for decision in decisions
+    ]
+    return replace(choice, attention=kept), told
 
 
 def choose_prefill(maker: Maker, page_size: int, off: str | None) -> tuple[PrefillAttention, Decision]:
@@ -258,8 +269,14 @@ def _mixed_seconds(
     return (1 - _LONG_SHARE) * maker.times.seconds(call) + _LONG_SHARE * corrected * long_one
 
 
-def _choose_reduction(maker: Maker, page_size: int, alone: DecodeAttention) -> tuple[Reduction, Decision]:
-    """Where the parts of one context meet: in L2 after several blocks, or in the shared memory of one block."""
+def choose_reduction(
+    maker: Maker, page_size: int, alone: DecodeAttention, off: str | None
+) -> tuple[Reduction, Decision]:
+    """Where the parts of one context meet: in L2 after several blocks, or in the shared memory of one block. `alone` is
+    how one sequence runs.
+    """
+    if off:
+        return "l2", Decision("reduction", "l2", off)
     model = maker.model
     context = contexts_of(model)[min(1, len(contexts_of(model)) - 1)]
     seconds = {

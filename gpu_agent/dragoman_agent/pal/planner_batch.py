@@ -39,7 +39,9 @@ class StepShape:
     attention: tuple[DecodeAttention, ...]
     min_gemm_rows: int
     gemm: tuple[GemmDecode, ...] = ()
-    dependent_gain: float = 0.0  # seconds a step is shorter by kernels that start early
+    dependent_gains: tuple[
+        tuple[int, float], ...
+    ] = ()  # (batch, seconds a step is shorter) by kernels that start early
 
     def seconds(self, batch: int, context: int, size: int | None = None) -> float:
         """A step of `batch` sequences run as one of `size`, as a graph of that size does."""
@@ -49,7 +51,9 @@ class StepShape:
         step = step_cost.decode_step_seconds(
             self.times, self.model, self.page_size, config, batch, context, rows, self.gemm
         )
-        return max(step - self.dependent_gain, step / 2)
+        # The last batch measured at most as large as this one tells.
+        gains = [gain for measured, gain in self.dependent_gains if measured <= max(size, 1)]
+        return max(step - gains[-1], step / 2) if gains else step
 
 
 def choose_num_seqs(times: KernelTimes, model: ModelConfig, limits: Limits, profile: Profile, off: str | None) -> tuple[int, Decision]:  # fmt: skip

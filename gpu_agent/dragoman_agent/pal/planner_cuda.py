@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dragoman.step_model import StepModel
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.candidates import PROMPT_TOKENS
-from dragoman_agent.pal.decisions import Candidate, Decision
+from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
+from dragoman_agent.pal.layer_timing import LayerChoices, layer_seconds
 from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, profile_inputs
-from dragoman_agent.pal.plan import GemmDecode, Plan, PrefillAttention
+from dragoman_agent.pal.plan import GemmDecode, Plan, PrefillAttention, Reduction
 from dragoman_agent.pal.planner_attention import (
     DecodeChoice,
     Maker,
     choose_decode,
     choose_page,
     choose_prefill,
+    choose_reduction,
+    fit_to_graphs,
     shared_bytes,
 )
 from dragoman_agent.pal.planner_batch import (
@@ -29,6 +32,7 @@ from dragoman_agent.pal.planner_batch import (
     choose_num_seqs,
     graph_bytes,
 )
+from dragoman_agent.pal.planner_dependent import choose_dependent_launch
 from dragoman_agent.pal.planner_memory import (
     Sizes,
     choose_blocks,
@@ -40,14 +44,8 @@ from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
-from dragoman_kernels.triton.launches import DEPENDENT_KERNELS
 
 _ROAD = "triton-bfloat16"
-_DEPENDENT_IN_LAYER = [
-    name
-    for name in DEPENDENT_KERNELS
-    if name in ("triton.rms_norm", "triton.silu_mul", "triton.rope_cache", "triton.decode_split")
-]  # two norms a layer, but the library's products between them wait for the end
 _GRID_CONTEXTS = (128, 1024, 4096, 16384)
 _GRID_BATCHES = (1, 2, 4, 8)
 _MAX_GRID_BATCHES = 16  # graph sizes in the step model that is sent to a controller
@@ -65,6 +63,7 @@ class _Chosen:
     gemm: tuple[GemmDecode, ...]
     dependent: bool
     decode: DecodeChoice
+    reduction: Reduction
     prefill: PrefillAttention
     chunk: int
     graphs: tuple[int, ...]
@@ -80,7 +79,7 @@ def plan_cuda(
     """The plan in bfloat16. Raises PlanError where there is none, naming what is missing."""
     switches = switches or Switches()
     times = KernelTimes(rates_of(profile), timings)
-    chosen, shape, decisions = _choose(profile, model, limits, switches, times)
+    chosen, shape, decisions = _choose(profile, model, limits, switches, times, timings)
     shared, shared_decision = _shared_memory(profile, model, chosen)
     sizes = _sizes(model, times, chosen)
     num_blocks, memory, blocks = choose_blocks(
@@ -110,7 +109,7 @@ def plan_cuda(
         gemm_decode=chosen.gemm,
         dependent_launch=chosen.dependent,
         burst=chosen.decode.burst,
-        reduction=chosen.decode.reduction,
+        reduction=chosen.reduction,
         shared_memory_bytes=shared,
         prefetch=prefetch,
     )
@@ -153,7 +152,12 @@ def predict_cuda(shape: StepShape, prefill: PrefillAttention, graphs: tuple[int,
 
 
 def _choose(
-    profile: Profile, model: ModelConfig, limits: Limits, switches: Switches, times: KernelTimes
+    profile: Profile,
+    model: ModelConfig,
+    limits: Limits,
+    switches: Switches,
+    times: KernelTimes,
+    timings: Timings | None,
 ) -> tuple[_Chosen, StepShape, list[Decision]]:
     """Every choice but memory, in the order in which each needs the ones before."""
     off, tuning_off = switches.reason("pal") if not switches.pal else None, switches.reason("launch_tuning")
@@ -167,17 +171,21 @@ def _choose(
     prefill, prefill_decision = choose_prefill(maker, page_size, tuning_off)
     rows, rows_decision = choose_gemm_rows(times, model, profile, tuning_off)
     gemm, gemm_decision = choose_gemm_decode(times, model, profile, tuning_off)
-    dependent, gain, dependent_decision = _choose_dependent_launch(profile, model, tuning_off)
-    shape = StepShape(model, times, page_size, decode.attention, rows, gemm, gain)
+    shape = StepShape(model, times, page_size, decode.attention, rows, gemm)
     chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
+    decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
+    reduction, reduction_decision = choose_reduction(maker, page_size, decode.attention[0], tuning_off)
+    timed = layer_seconds(timings, model, LayerChoices(page_size, decode.attention, rows, gemm), num_seqs)
+    dependent, gains, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off)
+    shape = replace(shape, attention=decode.attention, dependent_gains=gains)
     decisions = [
         Decision("road", _ROAD, "our Triton kernels and the library's matrix products, weights and KV in bfloat16"),
         page_decision, context_decision, seqs_decision, *decode_decisions, prefill_decision, rows_decision, gemm_decision,
-        dependent_decision, chunk_decision, graphs_decision,
+        dependent_decision, chunk_decision, graphs_decision, reduction_decision,
     ]  # fmt: skip
     return (
-        _Chosen(page_size, context, num_seqs, rows, gemm, dependent, decode, prefill, chunk, graphs),
+        _Chosen(page_size, context, num_seqs, rows, gemm, dependent, decode, reduction, prefill, chunk, graphs),
         shape,
         decisions,
     )
@@ -192,37 +200,6 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen) -> Sizes:
         ),
         context=context_bytes(times.rates),
     )
-
-
-def _choose_dependent_launch(profile: Profile, model: ModelConfig, off: str | None) -> tuple[bool, float, Decision]:
-    """On where the device has it and it was not measured to cost. Also the seconds a step that it saves as measured."""
-    if off:
-        return False, 0.0, Decision("dependent-launch", "no", off)
-    capable = profile.values.get("compute.dependent_launch")
-    has_it = bool(capable.value) if capable is not None else rates_of(profile).capability >= (9, 0)
-    gain = profile.values.get("scheduling.dependent_launch_gain")
-    seconds = float(gain.value) if gain is not None and isinstance(gain.value, int | float) else None
-    count = model.num_layers * len(_DEPENDENT_IN_LAYER) + 1
-    saved = 0.0 if seconds is None else count * seconds
-    candidates = (Candidate("no", 0.0), Candidate("yes", None if seconds is None else -saved))
-    inputs = profile_inputs(
-        profile, "compute.dependent_launch", "compute.capability", "scheduling.dependent_launch_gain"
-    )
-    if not has_it:
-        reason = "the device has no programmatic dependent launch (compute capability 9.0 and later)"
-    elif seconds is not None and seconds <= 0:
-        reason = "it was measured to cost more than it saves"
-    else:
-        each = "" if seconds is None else f"; {1e6 * seconds:.2f} us each as measured between empty ones"
-        reason = (
-            f"{count} kernels of a step wait for the one before by themselves, so they may start while it ends{each}"
-        )
-        return (
-            True,
-            saved,
-            Decision("dependent-launch", "yes", reason, inputs, candidates, -saved if saved else None, unit="s"),
-        )
-    return False, 0.0, Decision("dependent-launch", "no", reason, inputs, candidates, unit="s")
 
 
 def _shared_memory(profile: Profile, model: ModelConfig, chosen: _Chosen) -> tuple[int, Decision]:
