@@ -13,7 +13,7 @@ from dragoman.v1.agent_registry_service_pb2 import PublishKvEventsRequest
 from dragoman_agent.kv_journal import KvFeed, KvJournal
 from dragoman_controller.prefix_index import PrefixIndex
 
-UNITS = [unit.to_bytes(8, "little") for unit in range(1, 9)]
+UNITS = [unit.to_bytes(8, "little") for unit in range(1, 5)]
 
 
 @dataclass
@@ -93,13 +93,14 @@ class Wire:
 
 
 ACTIONS = st.one_of(
-    st.tuples(st.sampled_from(["store", "drop", "repeat", "lose"]), st.integers(0, 7)),
-    st.tuples(st.sampled_from(["publish", "deliver", "deliver", "swap", "reconnect", "restart"]), st.none()),
+    st.tuples(st.sampled_from(["store", "drop", "store", "drop", "repeat", "lose"]), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["publish", "publish", "deliver", "deliver", "swap"]), st.none()),
+    st.tuples(st.sampled_from(["publish", "deliver", "reconnect", "restart"]), st.none()),
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(actions=st.lists(st.tuples(st.booleans(), ACTIONS), max_size=60))
+@settings(max_examples=200, deadline=None)
+@given(actions=st.lists(st.tuples(st.booleans(), ACTIONS), min_size=20, max_size=80))
 def test_f19_the_index_equals_what_the_agents_hold(actions: list[tuple[bool, tuple[str, Any]]]) -> None:
     index = PrefixIndex()
     wires = [Wire(index, "a"), Wire(index, "b")]
@@ -112,6 +113,6 @@ def test_f19_the_index_equals_what_the_agents_hold(actions: list[tuple[bool, tup
         wire.publish()
         wire.settle()
         assert held_by(index, wire.agent_id) == wire.journal.held
-    expected = {unit: {w.agent_id for w in wires if unit in w.journal.held} for unit in range(1, 9)}
-    assert {unit: set(index.lookup((unit,))) for unit in range(1, 9)} == expected
+    expected = {unit: {w.agent_id for w in wires if unit in w.journal.held} for unit in range(1, 5)}
+    assert {unit: set(index.lookup((unit,))) for unit in range(1, 5)} == expected
     assert len(index) == sum(bool(holders) for holders in expected.values())
