@@ -110,7 +110,7 @@ def choose_decode(maker: Maker, page_size: int, off: str | None) -> tuple[Decode
         f"the shortest of {len(first)} launches a batch size over contexts of {_list(contexts_of(maker.model))} tokens"
     )
     candidates = tuple(
-        Candidate(_word(option), seconds, "" if option == buckets[0] else f"{seconds / first[0][1] - 1:+.1%} alone")
+        Candidate(_word(option), seconds, "" if option == first[0][0] else f"{seconds / first[0][1] - 1:+.1%} alone")
         for option, seconds in first
     )
     decision = Decision(

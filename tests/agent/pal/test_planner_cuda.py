@@ -101,6 +101,14 @@ def test_fewer_multiprocessors_get_fewer_splits(card: Card, shapes: Shapes) -> N
     assert part.max_batch_tokens < whole.max_batch_tokens
 
 
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-3.2-1b", "qwen3-8b"])
+def test_more_multiprocessors_never_get_fewer_splits(name: str, card: Card, shapes: Shapes) -> None:
+    counts = (1, 4, 8, 16, 24, 48, 96, 132, 200, 400)
+    splits = [plan_of(card({"compute.multiprocessors": n}), shapes(name)).decode_for(1).num_splits for n in counts]
+    assert splits == sorted(splits)
+    assert splits[0] == 1 and splits[-1] >= 8
+
+
 def test_splits_shrink_with_the_batch(card: Card, shapes: Shapes) -> None:
     plan = plan_of(card(), shapes("qwen3-8b"))
     splits = [plan.decode_for(batch).num_splits for batch in (1, 8, 64, 256)]
@@ -290,6 +298,8 @@ def test_a_plan_keeps_every_limit_of_its_card(profile: Profile, name: str, num_s
     assert plan.max_batch_tokens >= 2 * plan.max_num_seqs
     assert plan.graph_batch_sizes[-1] == plan.max_num_seqs
     assert list(plan.graph_batch_sizes) == sorted(set(plan.graph_batch_sizes))
+    # Nothing compiles in a request: every launch is one that a graph has.
+    assert {one.max_batch for one in plan.decode_attention} <= set(plan.graph_batch_sizes)
     grid = plan.step_model.decode_seconds_grid
     assert all(math.isfinite(seconds) and seconds > 0 for seconds in grid)
     assert len({decision.subject for decision in decisions}) == len(decisions)
