@@ -41,16 +41,18 @@ def requests(batch: int, repeat: int) -> list[Start]:
 
 
 def run(core: EngineCore, batch: int, repeat: int) -> tuple[float, float]:
-    """(output tokens a second while all decode, p99 seconds between two frames of a step)."""
-    times: list[float] = []
+    """(output tokens a second while no prompt is computed, p99 seconds between two frames of a step)."""
+    frames: list[tuple[float, int]] = []
 
     def note(step: Step) -> None:
-        if step.load.decode_tokens == batch and not step.load.prefill_tokens:
-            times.append(time.perf_counter())
+        if step.load.decode_tokens and not step.load.prefill_tokens:
+            frames.append((time.perf_counter(), step.load.decode_tokens))
 
     run_all(core, requests(batch, repeat), on_step=note)
-    gaps = sorted(b - a for a, b in itertools.pairwise(times))
-    return batch * len(gaps) / (times[-1] - times[0]), gaps[math.ceil(0.99 * len(gaps)) - 1]
+    most = max(tokens for _, tokens in frames)  # a plan may run fewer at once than are asked for
+    full = [(at, tokens) for at, tokens in frames if tokens == most]
+    gaps = sorted(b - a for (a, _), (b, _) in itertools.pairwise(full))
+    return sum(tokens for _, tokens in full[1:]) / (full[-1][0] - full[0][0]), gaps[math.ceil(0.99 * len(gaps)) - 1]
 
 
 def time_plan(loaded: Loaded, here: Setup, plan: Plan, repeats: int) -> dict[int, list[tuple[float, float]]]:

@@ -21,6 +21,7 @@ from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.found import FoundDevice
+from dragoman_agent.pal.layer_timing import plan_layer_cases
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, plan_for
 from dragoman_agent.pal.probe import profile_device
@@ -64,7 +65,10 @@ def setup(name: str, limits: Limits = LIMITS) -> Setup:
     begin = time.perf_counter()
     cases = tuning_cases(profile, source.config, untuned)
     held = load_timings(CACHE, profile.fingerprint)
-    timings = tune(cases, held, CACHE, profile.device.index, lambda text: print(f"  {text}", flush=True))
+    index, say = profile.device.index, lambda text: print(f"  {text}", flush=True)
+    timings = tune(cases, held, CACHE, index, say)
+    plan, _ = plan_for(profile, source.config, limits, Switches(), timings)
+    timings = tune(plan_layer_cases(source.config, plan), timings, CACHE, index, say)
     seconds = time.perf_counter() - begin
     plan, decisions = plan_for(profile, source.config, limits, Switches(), timings)
     print(f"  {len(cases)} kernels, {seconds:.1f} s; plan: page {plan.page_size}, chunk {plan.max_batch_tokens}, "

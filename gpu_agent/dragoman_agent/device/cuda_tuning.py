@@ -18,6 +18,13 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
+from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
+from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
+from dragoman_agent.model.config import ModelConfig, RopeScaling
+from dragoman_agent.model.layers import PagedCache
+from dragoman_agent.model.llama import assemble, forward
+from dragoman_agent.model.registry import needed_tensors
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
@@ -36,26 +43,27 @@ _MAX_COPIES = 48
 
 def time_cases(cases: Sequence[Case], index: int, *, compile_only: bool = False) -> dict[str, float | str]:
     """Seconds a call by key, or why a case cannot run; see `pal.candidates.TuningCase` for kinds and shapes."""
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
+    runtime = open_runtime("cuda", index)
+    runtime.activate()
+    device, stream = runtime.device, runtime.new_stream()
     cold = 2 * int(torch.cuda.get_device_properties(device).L2_cache_size)
     found: dict[str, float | str] = {}
-    with torch.inference_mode():
+    with torch.inference_mode(), runtime.on(stream):
         for case in cases:
             try:
                 calls = _BUILDERS[case["kind"]](case, device, 0 if compile_only else cold)
                 if compile_only:
                     calls[0]()
-                    torch.cuda.synchronize()
+                    runtime.synchronize()
                 else:
-                    found[case["key"]] = _time(calls)
+                    found[case["key"]] = _time(calls, runtime, stream)
             except Exception as error:  # whatever a compiler, a driver or torch says: this case alone is left out
                 found[case["key"]] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            torch.cuda.empty_cache()
+            runtime.release()
     return found
 
 
-def _time(calls: list[Call]) -> float:
+def _time(calls: list[Call], runtime: Runtime, stream: Stream) -> float:
     """Median seconds a call: `calls` in turn, in one graph, so that none finds its operands in L2."""
     rounds = -(-_MIN_CALLS // len(calls))
 
@@ -65,13 +73,11 @@ def _time(calls: list[Call]) -> float:
                 call()
 
     calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    runtime.synchronize()
+    graph, _ = runtime.capture(stream, run, None)
     times: list[float] = []
     for repeat in range(_REPEATS + 1):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin, end = runtime.new_event(), runtime.new_event()
         begin.record()
         graph.replay()
         end.record()
@@ -177,6 +183,45 @@ def _sample(case: Case, device: torch.device, cold: int) -> list[Call]:
     return [lambda: sample_rows(logits, temperatures, uniforms, workspace, ids, finite)]
 
 
+def _decode_layers(case: Case, device: torch.device, cold: int) -> list[Call]:
+    """Decoder layers one after another as a step runs them, their weights together larger than L2."""
+    shape, config = case["shape"], case["config"]
+    batch, context, page = shape["batch"], shape["context"], config["page_size"]
+    model = _model_of(config["model"], num_layers=shape["layers"] if cold else 1)
+    weights = assemble(model, lambda name: _random_weight(model, name, device))
+    blocks = -(-context // page)
+    size = (model.num_layers, batch * blocks + 1, model.num_kv_heads, page, model.head_dim)
+    cache = PagedCache(torch.zeros(size, dtype=torch.bfloat16, device=device), _zeros(device, *size))
+    angles = torch.ones(context, model.head_dim // 2, device=device)
+    gemm = [GemmDecode(**choice) for choice in config["gemm_decode"]]
+    ops = CudaOps(angles, angles, PrefillAttention("paged", 64, 64, 4, 3), gemm, config["dependent"])
+    attention = DecodeAttention(**config["attention"])
+    rows = max(batch, config["min_gemm_rows"])
+    tables = (torch.randperm(batch * blocks, device=device).int() + 1).view(batch, blocks)
+    positions = torch.zeros(rows, dtype=torch.int32, device=device)
+    slots = positions.clone()
+    positions[:batch] = context - 1
+    slots[:batch] = tables[:, -1] * page + (context - 1) % page
+    part = DecodePart(tables, positions[:batch] + 1, attention)
+    workspace = DecodeWorkspace(batch, model.num_heads, model.head_dim, attention.num_splits, device)
+    step = CudaStep(torch.zeros_like(positions), None, positions, slots, part, None, workspace)
+    return [lambda: forward(model, weights, cache, step, ops)]
+
+
+def _model_of(body: dict[str, Any], num_layers: int) -> ModelConfig:
+    scaling = RopeScaling(**body["rope_scaling"])
+    return ModelConfig(**{**body, "rope_scaling": scaling, "num_layers": num_layers, "vocab_size": 16})
+
+
+def _random_weight(model: ModelConfig, name: str, device: torch.device) -> torch.Tensor | None:
+    stored = needed_tensors(model).get(name)
+    return None if stored is None else 0.02 * _randn(device, *stored)
+
+
+def _zeros(device: torch.device, *size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.bfloat16, device=device)
+
+
 _BUILDERS: dict[str, Callable[[Case, torch.device, int], list[Call]]] = {
     "gemm": _gemm,
     "decode-attention": _decode,
@@ -186,6 +231,7 @@ _BUILDERS: dict[str, Callable[[Case, torch.device, int], list[Call]]] = {
     "silu-mul": _silu_mul,
     "rope-cache": _rope,
     "sample": _sample,
+    "decode-layers": _decode_layers,
 }
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
 from dragoman_agent.device.base import DeviceError
+from dragoman_agent.device.partition import PartitionError, limits_from_environ, open_partition
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Runtime(Protocol):
         """Of the card, for display."""
 
     def new_stream(self) -> Stream:
-        """A stream of its own."""
+        """A stream of its own, on the part of the card that DRAGOMAN_SM_LIMIT leaves. Raises DeviceError."""
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """What is queued inside goes to `stream`."""
@@ -112,6 +113,13 @@ class TorchRuntime:
 
     def new_stream(self) -> Stream:
         """See Runtime."""
+        limits = limits_from_environ()
+        if self.kind == "cuda" and limits.num_multiprocessors is not None:
+            try:
+                partition = open_partition(self.device.index, limits.num_multiprocessors)
+                return cast(Stream, self.namespace.ExternalStream(partition.new_stream(), device=self.device))
+            except PartitionError as error:
+                raise DeviceError(str(error)) from error
         stream: Stream = self.namespace.Stream(self.device)
         return stream
 

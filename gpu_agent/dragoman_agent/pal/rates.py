@@ -70,6 +70,9 @@ class Rates:
 def rates_of(profile: Profile) -> Rates:
     """The figures of `profile`. Raises PlanError naming a value that is missing or cannot be used."""
     num_multiprocessors = int(need(profile, "compute.multiprocessors"))
+    part = optional(profile, "partition.multiprocessors")  # what a green context, a slice or a process limit leaves
+    if part:
+        num_multiprocessors = min(num_multiprocessors, int(part))
     clock = optional(profile, "compute.max_clock") or _CLOCK_HERTZ
     read = need(profile, "memory.read_bandwidth")
     node = need(profile, "scheduling.graph_node")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dragoman_agent.pal.candidates import TuningCase
+from dragoman_agent.pal.layer_timing import LayerCase
 from dragoman_agent.pal.timings import Timings, TimingsError
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 600.0
 _MAX_COMPILERS = 8
 _CASES_A_COMPILER = 4  # fewer are not worth a process, which takes seconds to start
+
+
+Case = TuningCase | LayerCase
 
 
 class TuningError(Exception):
@@ -64,7 +68,7 @@ def load_timings(cache_dir: Path, fingerprint: str) -> Timings:
 
 
 def tune(
-    cases: Sequence[TuningCase],
+    cases: Sequence[Case],
     held: Timings,
     cache_dir: Path,
     index: int,
@@ -87,7 +91,7 @@ def tune(
             found[answer["key"]] = float(answer["seconds"])
         else:
             logger.info("%s cannot run on this device: %s", answer["key"], answer["error"])
-    if not found:
+    if not found and len(missing) == len(cases):
         raise TuningError(
             f"none of {len(missing)} kernels could be timed on GPU {index}; run with --log-level debug for the reasons, "
             "or plan from the profile alone with --tune off"
@@ -98,7 +102,7 @@ def tune(
     return timings
 
 
-def _compile(cases: Sequence[TuningCase], index: int) -> None:
+def _compile(cases: Sequence[Case], index: int) -> None:
     """Build the kernels in several processes; what fails here says so when it is timed."""
     count = min(_MAX_COMPILERS, max((os.cpu_count() or 1) - 1, 1), len(cases) // _CASES_A_COMPILER)
     if count < 2:
@@ -122,7 +126,7 @@ def _compile(cases: Sequence[TuningCase], index: int) -> None:
             process.wait()
 
 
-def _run(cases: Sequence[TuningCase], index: int) -> str:
+def _run(cases: Sequence[Case], index: int) -> str:
     try:
         done = subprocess.run(
             _command(index),
@@ -149,7 +153,7 @@ def _command(index: int, *options: str) -> list[str]:
     return [sys.executable, "-m", "dragoman_agent.device.cuda_tuning", str(index), *options]
 
 
-def _to_json(cases: Sequence[TuningCase]) -> str:
+def _to_json(cases: Sequence[Case]) -> str:
     return json.dumps([dataclasses.asdict(case) for case in cases])
 
 

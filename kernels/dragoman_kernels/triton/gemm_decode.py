@@ -13,6 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dragoman_kernels.triton.dependent import launch_options
 
+_MAX_PREFETCH_BYTES = 4 << 20  # of a matrix
+
 
 @triton.jit
 def _prefetch_l2(pointer):
@@ -69,21 +71,22 @@ def gemm_decode(
     num_stages: int = 5,
     num_warps: int = 2,
     dependent: bool = False,
-    prefetch_lines: int = 16,
 ) -> torch.Tensor:
     """`x` [num_rows, k] times `weight` [n, k] transposed, plus `bias` [n]; returns [num_rows, n]. At most GEMM_MAX_ROWS rows.
 
-    With `dependent` the launch overlaps the end of the kernel before, and each program first asks for
-    `prefetch_lines` (a power of two) lines of 128 bytes of each of its weight rows.
+    With `dependent` the launch overlaps the end of the kernel before, and each program first asks for the first lines of
+    its weight rows: few, for they come out of the bandwidth and the L2 cache of the kernel that still runs.
     """
     num_rows, k = x.shape
     num_outputs = weight.shape[0]
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    lines = min(16, _MAX_PREFETCH_BYTES // (128 * num_outputs))
+    dependent = dependent and lines > 0  # a matrix this tall has nothing to gain from an early start
     block_m = max(8, triton.next_power_of_2(num_rows))
     _gemm_decode_kernel[(triton.cdiv(num_outputs, block_n),)](
         x, weight, bias, out, num_rows, num_outputs,
         K=k, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=min(block_k, triton.next_power_of_2(k)),
-        NUM_STAGES=num_stages, HAS_BIAS=bias is not None, PREFETCH=prefetch_lines,
+        NUM_STAGES=num_stages, HAS_BIAS=bias is not None, PREFETCH=1 << (max(lines, 1).bit_length() - 1),
         num_warps=num_warps, **launch_options(dependent),
     )  # fmt: skip
     return out

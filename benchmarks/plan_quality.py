@@ -1,0 +1,218 @@
+"""Each planned choice against exhaustive search over the same candidates: python -m benchmarks.plan_quality MODEL... [--out FOLDER]
+
+Attention launches are timed alone at 3 batches and 3 contexts; page, graph sizes and chunk by whole steps on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, decode_batch, environment, setup, step_seconds
+
+from dragoman_agent.device.base import SamplingBatch, StepBatch, no_ids
+from dragoman_agent.device.cuda import CudaDevice
+from dragoman_agent.device.cuda_tuning import time_cases
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal import planner_cuda
+from dragoman_agent.pal.candidates import PAGE_SIZES
+from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.plan import DecodeAttention, Plan
+from dragoman_agent.pal.planner import plan_for
+from dragoman_agent.pal.switches import Switches
+from dragoman_kernels.triton.launches import DECODE_LAUNCHES, DECODE_SPLITS
+
+BATCHES = (1, 8, 64, 256)
+CONTEXTS = (256, 1024, 4096)
+STEPS = 8
+CHUNKS = (512, 1024, 2048, 4096, 8192)
+GRAPH_SETS: dict[str, tuple[int, ...]] = {
+    "powers of two": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    "every 16": (1, 8, *range(16, 257, 16)),
+    "every 8": (1, 2, 4, *range(8, 257, 8)),
+    "every 32": (1, 8, *range(32, 257, 32)),
+}
+MAX_KV_BYTES = 24 << 30  # of one attention case
+
+
+def attention(here: Setup) -> dict[str, list[float]]:
+    """Share of the best by choice: each is varied with the others as planned; `launch` varies all."""
+    model, plan = here.source.config, here.plan
+    found: dict[str, list[float]] = {"split-size": [], "block-threads": [], "stages": []}
+    for batch, context in itertools.product(BATCHES, CONTEXTS):
+        blocks = batch * -(-context // plan.page_size)
+        if 4 * blocks * plan.page_size * model.num_kv_heads * model.head_dim > MAX_KV_BYTES:
+            continue
+        planned = plan.decode_for(batch)
+        options = list(_options(planned))
+        keys = {f"{index}": option for index, option in enumerate(options)}
+        shape = {"batch": batch, "context": context, "page_size": plan.page_size, "num_heads": model.num_heads,
+                 "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}  # fmt: skip
+        cases = [
+            {"key": key, "kind": "decode-attention", "shape": shape, "config": dataclasses.asdict(option)}
+            for key, option in keys.items()
+        ]
+        times = {keys[key]: t for key, t in time_cases(cases, plan.device_index).items() if isinstance(t, float)}
+        own = times[planned]
+        for choice, fixed in _FIXED.items():
+            near = [t for option, t in times.items() if all(getattr(option, f) == getattr(planned, f) for f in fixed)]
+            found[choice].append(min(near) / own)
+        best = min(times, key=lambda option: times[option])
+        print(f"    b{batch} c{context}: planned {_name(planned)} {1e6 * own:.1f} us, best {_name(best)} "
+              f"{1e6 * times[best]:.1f} us of {len(times)}", flush=True)  # fmt: skip
+    return found
+
+
+_FIXED: dict[str, tuple[str, ...]] = {
+    "split-size": ("block_n", "num_warps", "num_stages"),
+    "block-threads": ("num_splits",),
+    "stages": ("num_splits", "block_n", "num_warps"),
+}
+
+
+def _options(planned: DecodeAttention) -> Iterable[DecodeAttention]:
+    """Every split with the planned launch, and every launch with the planned split."""
+    yield planned
+    for splits in DECODE_SPLITS:
+        if splits != planned.num_splits:
+            yield replace(planned, num_splits=splits)
+    for launch in DECODE_LAUNCHES:
+        option = replace(planned, **dataclasses.asdict(launch))
+        if option != planned:
+            yield option
+
+
+def _name(option: DecodeAttention) -> str:
+    return f"s{option.num_splits}-n{option.block_n}-w{option.num_warps}-g{option.num_stages}"
+
+
+def pages(here: Setup, loaded: Loaded) -> float:
+    """The planned page against the others, each with its own plan: the mean over batches of a step at 1,024 tokens."""
+    times = {}
+    for page in PAGE_SIZES:
+        plan = with_page(here, page)
+        device = loaded.device(replace(plan, graph_batch_sizes=(1, 16, 64)))
+        times[page] = [_step(device, plan, batch, 1024) for batch in (1, 16, 64)]
+        device.close()
+    scores = {page: statistics.fmean(t / b for t, b in zip(times[page], map(min, zip(*times.values(), strict=True)), strict=True))
+              for page in times}  # fmt: skip
+    print(
+        f"    pages { ({page: [round(1e3 * t, 3) for t in ts] for page, ts in times.items()}) } planned {here.plan.page_size}"
+    )
+    return min(scores.values()) / scores[here.plan.page_size]
+
+
+def with_page(here: Setup, page: int) -> Plan:
+    """The plan as it would be with `page`."""
+    if page == here.plan.page_size:
+        return here.plan
+    with mock.patch.object(planner_cuda, "choose_page", lambda *_: (page, Decision("page-size", str(page), "given"))):
+        return plan_for(here.profile, here.source.config, LIMITS, Switches(), here.timings)[0]
+
+
+def _step(device: CudaDevice, plan: Plan, batch: int, context: int) -> float:
+    return statistics.median(step_seconds(device, decode_batch(plan, batch, context), STEPS))
+
+
+def graphs(here: Setup, loaded: Loaded) -> float:
+    """The planned sizes against other sets: the mean step over all batches, each padded to the next size it has."""
+    fine = sorted({size for sizes in (*GRAPH_SETS.values(), here.plan.graph_batch_sizes) for size in sizes})
+    device = loaded.device(replace(here.plan, graph_batch_sizes=tuple(fine)))
+    cost = {size: _step(device, here.plan, size, 512) for size in fine}
+    device.close()
+
+    def mean(sizes: Iterable[int]) -> float:
+        ordered = sorted(sizes)
+        return statistics.fmean(cost[next(size for size in ordered if size >= batch)] for batch in range(1, 257))
+
+    sets = {**GRAPH_SETS, "planned": here.plan.graph_batch_sizes}
+    means = {name: mean(sizes) for name, sizes in sets.items()}
+    print(f"    graphs { ({name: (len(sets[name]), round(1e3 * t, 4)) for name, t in means.items()}) }")
+    return min(means.values()) / means["planned"]
+
+
+def chunks(here: Setup, loaded: Loaded) -> float:
+    """The planned chunk against others that meet the plan's own latency target, in tokens a second of whole chunks."""
+    most = max(CHUNKS)
+    rates = {}
+    for chunk in sorted({*CHUNKS, here.plan.max_batch_tokens}):
+        plan = replace(here.plan, max_batch_tokens=max(chunk, most), graph_batch_sizes=())
+        device = loaded.device(plan)
+        batch = prefill_batch(plan, here.source.config, chunk)
+        seconds = statistics.median(step_seconds(device, batch, 4))
+        device.close()
+        rates[chunk] = chunk / seconds
+    target = max(here.plan.max_batch_tokens, *(c for c in rates if c / rates[c] <= 0.05), 0)
+    allowed = {chunk: rate for chunk, rate in rates.items() if chunk <= target}
+    print(
+        f"    chunks { ({chunk: round(rate) for chunk, rate in rates.items()}) } planned {here.plan.max_batch_tokens}"
+    )
+    return rates[here.plan.max_batch_tokens] / max(allowed.values())
+
+
+def prefill_batch(plan: Plan, model: ModelConfig, tokens: int, prompt: int = 512) -> StepBatch:
+    """A step of whole prompts that have `tokens` tokens together."""
+    lengths = [prompt] * (tokens // prompt) + ([tokens % prompt] if tokens % prompt else [])
+    width = -(-prompt // plan.page_size)
+    tables = np.arange(1, len(lengths) * width + 1, dtype=np.int32).reshape(len(lengths), width)
+    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    slots = tables[owners, positions // plan.page_size] * plan.page_size + positions % plan.page_size
+    count = len(lengths)
+    ones, zeros = np.ones(count, dtype=np.float32), np.zeros(count, dtype=np.int32)
+    sampling = SamplingBatch(0 * ones, zeros, ones, 0 * ones, zeros.astype(np.uint64), zeros, zeros, zeros - 1)
+    return StepBatch(
+        step=1,
+        token_ids=np.random.default_rng(0).integers(0, min(model.vocab_size, 10_000), tokens).astype(np.int32),
+        positions=positions,
+        slot_mapping=slots.astype(np.int32),
+        query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        context_lens=np.array(lengths, dtype=np.int32),
+        block_tables=tables,
+        prompt_lens=np.array(lengths, dtype=np.int32),
+        sample_seqs=np.arange(count, dtype=np.int32),
+        pool_seqs=no_ids(),
+        sampling=sampling,
+    )
+
+
+def main() -> None:
+    """Print a line a choice; `--out` gets the raw results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    for name in options.models:
+        print(f"== {name}", flush=True)
+        here = setup(name)
+        loaded = Loaded(here.source)
+        shares: dict[str, list[float]] = attention(here)
+        steps: dict[str, Callable[[Setup, Loaded], float]] = {
+            "page-size": pages, "graph-buckets": graphs, "chunk-size": chunks,
+        }  # fmt: skip
+        for choice, measure in steps.items():
+            shares[choice] = [measure(here, loaded)]
+        results: list[Result] = []
+        for choice, samples in shares.items():
+            note = f"mean of {len(samples)} shapes, least {min(samples):.3f}; selection {here.tuning_seconds:.0f} s"
+            print(f"  {choice}: {statistics.fmean(samples):.3f} ({note})", flush=True)
+            results.append(
+                {"bench": "plan_quality", "case": choice, "metric": "share_of_best", "samples": samples,
+                 "value": statistics.fmean(samples), "predicted": 1.0, "note": note}
+            )  # fmt: skip
+        if options.out:
+            body = {"model": name, "device": here.profile.device.name, "results": results}
+            body.update(environment(here.profile.device.index))
+            (options.out / f"plan_quality-{name}.json").write_text(json.dumps(body, indent=1))
+
+
+if __name__ == "__main__":
+    main()

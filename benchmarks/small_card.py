@@ -1,0 +1,81 @@
+"""A small card cut out of a large one: its own plan against the whole card's, on the small one.
+
+    DRAGOMAN_SM_LIMIT=24 DRAGOMAN_MEMORY_LIMIT=8000000000 python -m benchmarks.small_card MODEL [--profile h200] [--out FOLDER]
+
+Both plans get the small card's memory; decode steps and a chunk of prompts are timed on the device, tokens a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, decode_batch, environment, setup, step_seconds
+from benchmarks.plan_quality import prefill_batch
+
+from dragoman_agent.pal.forced import find_profile, take_forced
+from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.planner import plan_for
+from dragoman_agent.pal.switches import Switches
+
+CELLS = ((1, 256), (8, 512), (32, 512))
+PROMPT_TOKENS = 4096
+
+
+def rates(loaded: Loaded, here: Setup, plan: Plan) -> dict[str, list[float]]:
+    """Tokens a second by case, a sample a step."""
+    device = loaded.device(replace(plan, max_batch_tokens=max(plan.max_batch_tokens, 512)))
+    found = {}
+    for batch, context in CELLS:
+        seconds = step_seconds(device, decode_batch(plan, batch, context))
+        found[f"decode-b{batch}-c{context}"] = [batch / second for second in seconds]
+    chunk = min(plan.max_batch_tokens, PROMPT_TOKENS)
+    steps = step_seconds(device, prefill_batch(plan, here.source.config, chunk), 5)
+    found["prefill"] = [chunk / seconds for seconds in steps]
+    device.close()
+    return found
+
+
+def main() -> None:
+    """Print a line a case; `--out` gets the raw results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--profile", default="h200", help="of the whole card")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    here = setup(options.model)
+    own = here.profile
+    whole, _ = take_forced(
+        find_profile(options.profile), here.found.facts, here.found.fingerprint, here.found.values, force=True
+    )
+    # The whole card's plan believes in all of its multiprocessors.
+    whole = replace(whole, values={k: v for k, v in whole.values.items() if k != "partition.multiprocessors"})
+    unchanged, _ = plan_for(whole, here.source.config, LIMITS, Switches())
+    for name in ("partition.multiprocessors", "memory.read_bandwidth", "compute.matmul_bfloat16", "memory.free"):
+        print(
+            f"  {name}: small {own.values[name].value}, whole {whole.values[name].value if name in whole.values else None}"
+        )
+    loaded = Loaded(here.source)
+    changed = rates(loaded, here, here.plan)
+    kept = rates(loaded, here, unchanged)
+    results: list[Result] = []
+    for case, samples in changed.items():
+        base = statistics.median(kept[case])
+        gain = statistics.median(samples) / base
+        note = f"own plan {statistics.median(samples):.0f}, whole card's plan {base:.0f} tokens/s"
+        print(f"  {case}: {gain:.3f} ({note})", flush=True)
+        results.append(
+            {"bench": "small_card", "case": case, "metric": "own_plan_over_whole", "note": note, "predicted": 1.05,
+             "samples": [sample / base for sample in samples]}
+        )  # fmt: skip
+    if options.out:
+        body = {"model": options.model, "device": own.device.name, "results": results}
+        body.update(environment(own.device.index))
+        (options.out / f"small_card-{options.model}.json").write_text(json.dumps(body, indent=1))
+
+
+if __name__ == "__main__":
+    main()
