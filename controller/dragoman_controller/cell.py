@@ -23,7 +23,7 @@ from dragoman_controller.placer import Placer
 from dragoman_controller.poison import Life, PoisonGuard
 from dragoman_controller.policy import Policy, PolicyStore
 from dragoman_controller.prefix_index import Applied, PrefixIndex
-from dragoman_controller.quote import Judgement, Quotes
+from dragoman_controller.quote import Judgement, Quotes, Went
 from dragoman_controller.tickets import CellKey, TicketMinter
 
 HEARTBEAT_INTERVAL_SECONDS = 0.2
@@ -104,7 +104,19 @@ class Cell:
         )
         self._lost_lives: OrderedDict[Life, None] = OrderedDict()
         self.poison = PoisonGuard(self._is_lost, clock)
-        self.hints = Hints(Parts(self.fleet, self.placer, self.index, self.minter, self.send, observer.hinted, clock))
+        self.hints = Hints(
+            Parts(
+                fleet=self.fleet,
+                placer=self.placer,
+                ledger=self.ledger,
+                index=self.index,
+                minter=self.minter,
+                send=self.send,
+                remaining_seconds=self.remaining_seconds,
+                count=observer.hinted,
+                clock=clock,
+            )
+        )
         self.admission = Admission(self.placer, self.policy, observer, clock, self.poison, self.hints.queued)
         self.controllers: tuple[Controller, ...] = ()
         self._outboxes: dict[str, Outbox] = {}
@@ -278,12 +290,9 @@ class Cell:
         # The fallback's agent was not the one the prediction was made for.
         if outcome.incomplete or grant.agent_id != member.agent_id or not outcome.output_tokens:
             return
-        self.placer.service_times.observe(member.agent_id, outcome.total_seconds)
         num_tokens = -(-outcome.output_tokens // grant.num_slots)
-        predicted = grant.ttft_seconds, grant.tpot_seconds, grant.finish_seconds(num_tokens)
-        self._observer.judged(
-            self.quotes.of(member.agent_id).learn(predicted, outcome.ttft_seconds, outcome.total_seconds, num_tokens)
-        )
+        went = Went(outcome.ttft_seconds, outcome.total_seconds, num_tokens)
+        self._observer.judged(self.placer.learn(grant, went))
 
     def _take_result(self, member: Member, result: CommandResult) -> None:
         command = self.outbox(member).acknowledge(result.command_id)

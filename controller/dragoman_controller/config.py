@@ -68,6 +68,13 @@ class ControllerSettings:
             "group": "process",
         },
     )
+    prefetch: bool = field(
+        default=True,
+        metadata={
+            "help": "bring prefixes of waiting requests to the agents that will run them, where that beats computing",
+            "group": "process",
+        },
+    )
     announce: bool = field(
         default=False, metadata={"help": "print life events as JSON lines on stdout", "group": "process"}
     )

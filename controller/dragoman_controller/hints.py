@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from dragoman.limits import TICKET_JTI_BYTES, TICKET_MODEL_DIGEST_BYTES, TICKET_VERSION
 from dragoman.prefix_hash import UNIT_TOKENS, transfer_digest
 from dragoman.v1 import ticket_pb2
+from dragoman_controller.candidates import AgentView
 from dragoman_controller.commands import Command, Prefetch
 from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
+from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placer import Placer
 from dragoman_controller.prefetch import PrefetchAgent, plan_prefetch
 from dragoman_controller.prefix_index import PrefixIndex
@@ -31,24 +33,31 @@ class Parts:
 
     fleet: Fleet
     placer: Placer
+    ledger: Ledger
     index: PrefixIndex
     minter: TicketMinter
     send: Callable[[Member, Command], str]
+    remaining_seconds: Callable[[Grant], float]
     count: Callable[[str], None]
     clock: Callable[[], float]
 
 
 class Hints:
-    """Owner of which prefixes were hinted at lately."""
+    """Owner of which prefixes were hinted at lately. `for_queue` False leaves waiting requests to themselves."""
 
     def __init__(self, parts: Parts) -> None:
+        self.for_queue = True
         self._parts = parts
         # When what was done: (agent id, last unit) sent, ("", last unit) looked at for the queue.
         self._done: OrderedDict[tuple[str, int], float] = OrderedDict()
 
     def queued(self, request: AdmissionRequest) -> None:
         """A request waits: bring its prefix to the agent that will have room first, where that pays."""
-        if not request.block_hashes or self._is_recent(("", request.block_hashes[-1]), QUEUE_HINT_SECONDS):
+        if (
+            not self.for_queue
+            or not request.block_hashes
+            or self._is_recent(("", request.block_hashes[-1]), QUEUE_HINT_SECONDS)
+        ):
             return
         self._remember(("", request.block_hashes[-1]))
         self._hint(request.model, request.block_hashes, for_queue=True)
@@ -87,7 +96,7 @@ class Hints:
                     PrefetchAgent(
                         member.agent_id,
                         member.spec.data_address,
-                        view.queue_seconds,
+                        self._free_in_seconds(member, view),
                         spec.steps,
                         spec.kv,
                         load.kv_fetch_bytes_per_second,
@@ -95,6 +104,13 @@ class Hints:
                     )
                 )
         return agents
+
+    def _free_in_seconds(self, member: Member, view: AgentView) -> float:
+        """Predicted time until the agent takes another request: until the first of those that fill it ends."""
+        if view.num_free_slots:
+            return view.queue_seconds
+        grants = self._parts.ledger.open_grants(member.agent_id, member.epoch)
+        return min(map(self._parts.remaining_seconds, grants), default=view.queue_seconds)
 
     def _is_recent(self, key: tuple[str, int], seconds: float) -> bool:
         return self._parts.clock() - self._done.get(key, float("-inf")) < seconds

@@ -94,6 +94,7 @@ class ControllerServer:
         self._settings = settings
         self.metrics = ControllerMetrics()
         self.cell = Cell(keys, policy, self.metrics)
+        self.cell.hints.for_queue = settings.prefetch
         self.controller_id = secrets.token_hex(8)
         file_keys = keys if settings.cell_key_file else ()
         self.shared = Shared(

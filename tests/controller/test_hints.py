@@ -64,9 +64,18 @@ def test_the_same_hint_is_not_sent_twice_in_a_row(two: Any) -> None:
     assert two.cell.hints.hint("tiny", UNITS) == "" and len(commands(two, "b")) == 2
 
 
+def fill(bench: Any, num_tokens_at_a: int, num_tokens_at_b: int) -> None:
+    """One request at each agent, of so many tokens."""
+    lengths = {"a": num_tokens_at_a, "b": num_tokens_at_b}
+    granted = bench.ask("at a", prompt_tokens=600, block_hashes=UNITS, max_output_tokens=lengths["a"])[-1]
+    assert granted.ticket.agent_id == "a"
+    assert bench.ask("at b", max_output_tokens=lengths["b"])[-1].ticket.agent_id == "b"
+    for agent_id in lengths:
+        bench.beat(agent_id, Load(running_requests=1))
+
+
 def test_a_waiting_request_brings_its_prefix_to_the_agent_that_is_free_first(two: Any) -> None:
-    two.beat("a", Load(running_requests=1, pending_prefill_tokens=50_000))
-    two.beat("b", Load(running_requests=1))
+    fill(two, 1000, 10)
     two.ask("waits", prompt_tokens=600, block_hashes=UNITS)
     (command,) = commands(two, "b")
     assert command.block_hashes == UNITS
@@ -75,14 +84,18 @@ def test_a_waiting_request_brings_its_prefix_to_the_agent_that_is_free_first(two
 
 
 def test_nothing_is_sent_where_it_would_not_help(two: Any) -> None:
-    two.ask("runs at a", prompt_tokens=600, block_hashes=UNITS)
-    two.ask("runs at b", prompt_tokens=600, block_hashes=UNITS)
-    two.beat("a", Load(running_requests=1))
-    two.beat("b", Load(running_requests=1, pending_prefill_tokens=50_000))
+    fill(two, 10, 1000)
     two.ask("waits for a", prompt_tokens=600, block_hashes=UNITS)
     two.ask("has none", prompt_tokens=600)
     two.ask("nobody holds it", prompt_tokens=600, block_hashes=(1, 2, 3))
     assert not commands(two, "a") and not commands(two, "b")
+
+
+def test_the_queue_is_left_to_itself_where_that_is_wanted(two: Any) -> None:
+    two.cell.hints.for_queue = False
+    fill(two, 1000, 10)
+    two.ask("waits", prompt_tokens=600, block_hashes=UNITS)
+    assert not commands(two, "b") and two.cell.hints.hint("tiny", UNITS) == ""
 
 
 def test_a_slow_link_is_left_alone(two: Any) -> None:
