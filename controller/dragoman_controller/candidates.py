@@ -19,12 +19,15 @@ _USUAL_SPREAD, _USUAL_DRIFT = 3.0, 1.4
 _MAX_NUM_REPLACED = 256
 _NONE: frozenset[int] = frozenset()
 
-Terms: TypeAlias = tuple[float, float, float, float, float, tuple[int, ...], tuple[float, ...], tuple[float, ...]]
-"""(queue, base, per_token, others, share, contexts, times, slopes): the exact seconds of a request of one choice are
+Terms: TypeAlias = tuple[
+    float, float, float, float, float, tuple[int, ...], tuple[float, ...], tuple[float, ...], float, float
+]
+"""(queue, base, per_token, others, share, contexts, times, slopes, scale, offset): the exact seconds of a request of one
+choice are
 
-queue + max(base, u * per_token) + (o - 1) * step(others + share * x) for u uncached prompt tokens, o output tokens and a
-mean context of x of the request itself; `contexts`, `times` and `slopes` are those of the decode row. A plain tuple: it is
-unpacked for each agent that a request is weighed at.
+queue + max(base, u * per_token) + (o - 1) * (offset + scale * step(others + share * x)) for u uncached prompt tokens,
+o output tokens and a mean context of x of the request itself; `contexts`, `times` and `slopes` are those of the decode
+row. A plain tuple: it is unpacked for each agent that a request is weighed at.
 """
 
 
@@ -64,7 +67,9 @@ class Score(NamedTuple):
 class AgentView:
     """One agent of one model at one instant, as placement sees it; never changed once made.
 
-    `row` is that of the batch a request of one choice joins. `excluded_because` empty: the agent may be chosen.
+    `row` is that of the batch a request of one choice joins. `queue_seconds` and the three numbers after the defaults carry
+    what was learnt of the agent, `backlog_seconds`, `running_step_seconds` and `observed_step_seconds` do not.
+    `excluded_because` empty: the agent may be chosen.
     """
 
     agent_id: str
@@ -80,6 +85,16 @@ class AgentView:
     plan: bytes = b""
     excluded_because: str = ""
     state: str = "serving"
+    prefill_scale: float = 1.0
+    decode_scale: float = 1.0
+    decode_offset: float = 0.0
+    backlog_seconds: float = 0.0
+    """Work in front, at the speed of the step model."""
+    running_step_seconds: float = 0.0
+    """A step of what runs now; 0 where nothing does."""
+    observed_step_seconds: float = 0.0
+    """Mean step of the agent's last second; 0 where nothing ran."""
+    made_at: float = 0.0
 
     @property
     def is_able(self) -> bool:
@@ -92,26 +107,39 @@ class AgentView:
         steps, row = self.steps, self.row
         return (
             self.queue_seconds,
-            steps.base_seconds,
-            steps.seconds_per_prompt_token,
+            steps.base_seconds * self.prefill_scale,
+            steps.seconds_per_prompt_token * self.prefill_scale,
             self.mean_context_tokens * (batch_size - 1) / batch_size,
             1 / batch_size,
             row.contexts,
             row.seconds,
             row.slopes,
+            self.decode_scale,
+            self.decode_offset,
         )
 
     def step_seconds(self, shape: Shape) -> float:
-        """Predicted decode step in the batch the request would join."""
+        """Expected decode step in the batch the request would join."""
+        return self.decode_offset + self.decode_scale * self.modelled_step_seconds(shape)
+
+    def modelled_step_seconds(self, shape: Shape) -> float:
+        """The same by the step model alone."""
         choices = min(shape.num_choices, self.max_running_requests)
         batch_size = min(self.num_running + choices, self.max_running_requests)
         row = self.row if choices == 1 else self.steps.row(batch_size)
         others = self.mean_context_tokens * (batch_size - choices) / batch_size
         return row.at(others + choices / batch_size * shape.mean_context_tokens)
 
+    def prefill_seconds(self, shape: Shape, cached_tokens: int) -> float:
+        """Expected prefill. At least the prompt's last token is computed, whatever is cached."""
+        steps, scale = self.steps, self.prefill_scale
+        base = steps.base_seconds * scale
+        seconds = max(shape.prompt_tokens - cached_tokens, 1) * (steps.seconds_per_prompt_token * scale)
+        return seconds if seconds > base else base
+
     def finish_seconds(self, shape: Shape, cached_tokens: int) -> float:
-        """The predicted seconds, exactly. At least the prompt's last token is computed, whatever is cached."""
-        prefill = self.steps.prefill_seconds(max(shape.prompt_tokens - cached_tokens, 1))
+        """The predicted seconds, exactly."""
+        prefill = self.prefill_seconds(shape, cached_tokens)
         return self.queue_seconds + prefill + (shape.output_tokens - 1) * self.step_seconds(shape)
 
     def score(self, shape: Shape, cached_tokens: int) -> Score:
@@ -119,7 +147,7 @@ class AgentView:
         step = self.step_seconds(shape)
         return Score(
             self.queue_seconds,
-            self.steps.prefill_seconds(max(shape.prompt_tokens - cached_tokens, 1)),
+            self.prefill_seconds(shape, cached_tokens),
             (shape.output_tokens - 1) * step,
             step,
             min(cached_tokens, shape.prompt_tokens - 1),
@@ -308,13 +336,15 @@ class Candidates:
         if not view.is_able:
             part.floors.close(index)
             return
-        queue, base, per_token, others, share, *_ = self.terms[index]
+        queue, base, per_token, others, share, _, _, _, scale, offset = self.terms[index]
         row = view.row
         if part.high < math.inf:
             intercept, slope = row.floor_between(others + share * part.low, others + share * part.high)
         else:
             intercept, slope = row.floor
-        part.floors.put(index, queue, base, per_token, intercept + slope * others, slope * share)
+        part.floors.put(
+            index, queue, base, per_token, offset + scale * (intercept + slope * others), scale * slope * share
+        )
 
 
 def _size_class(shape: Shape) -> tuple[int, int]:

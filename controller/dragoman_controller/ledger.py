@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dragoman_controller.fleet import Load
+from dragoman_controller.quote import NO_FEATURES, Features
 
 # A ticket needs this long to reach its agent and show up in the load; counting it twice for so long does no harm.
 TRAVEL_SECONDS = 0.05
@@ -16,7 +18,7 @@ EXPIRY_MARGIN_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """One granted request. `ttft_seconds` and `tpot_seconds` are the uncalibrated predictions it was placed by."""
+    """One granted request. `ttft_seconds` and `tpot_seconds` are the predictions it was placed by, made of `features`."""
 
     jti: bytes
     key: tuple[str, str, int]
@@ -34,6 +36,9 @@ class Grant:
     tpot_seconds: float
     fallback_jti: bytes | None = None
     prompt_digest: bytes = b""
+    prompt_bytes: int = 0
+    """Of a prompt whose tokens the client did not know."""
+    features: Features = NO_FEATURES
     ended: bool = False
     is_recent: bool = True
 
@@ -53,6 +58,8 @@ class Debit(NamedTuple):
     pending_prefill_tokens: int
     context_tokens: int
     num_contexts: int
+    busy_until: float
+    """When the prompt tokens in front will have been computed, by the step model."""
 
     @property
     def mean_context_tokens(self) -> float:
@@ -71,11 +78,17 @@ class _Account:
     recent_slots: int = 0
     recent_uncached: int = 0
     recent_context: int = 0
+    sampled_at: float = -math.inf
+    busy_until: float = -math.inf
 
     def count(self, grant: Grant, sign: int) -> None:
         self.recent_slots += sign * grant.num_slots
         self.recent_uncached += sign * grant.uncached_tokens
         self.recent_context += sign * grant.prompt_tokens * grant.num_slots
+
+    def queue_up(self, grant: Grant) -> None:
+        """Its prefill begins when those before it have ended, or at once."""
+        self.busy_until = max(self.busy_until, grant.granted_at) + grant.features.prefill
 
     def settle(self, before: float) -> None:
         """Forgets what was granted before the report knew of it."""
@@ -106,6 +119,7 @@ class Ledger:
         account.open[grant.jti] = grant
         account.recent.append(grant)
         account.count(grant, 1)
+        account.queue_up(grant)
         account.num_open_slots += grant.num_slots
         self._running[grant.tenant] += 1
         self._by_jti[grant.jti] = grant
@@ -160,19 +174,33 @@ class Ledger:
             self._close(grant)
         return surplus
 
-    def debit(self, agent_id: str, epoch: int, load: Load, sampled_at: float) -> Debit:
-        """What is in front of an agent, by its report of `sampled_at` and by what was granted since."""
+    def debit(self, agent_id: str, epoch: int, load: Load, sampled_at: float, pending_seconds: float = 0.0) -> Debit:
+        """What is in front of an agent, by its report of `sampled_at` and by what was granted since.
+
+        `pending_seconds`: what the pending prefill of the report takes from then on.
+        """
         account = self._accounts.get((agent_id, epoch))
         if account is None:
             return Debit(
-                load.num_requests, load.pending_prefill_tokens, load.running_context_tokens, load.running_requests
+                load.num_requests,
+                load.pending_prefill_tokens,
+                load.running_context_tokens,
+                load.running_requests,
+                sampled_at + pending_seconds,
             )
         account.settle(sampled_at - TRAVEL_SECONDS)
+        if sampled_at != account.sampled_at:
+            # A new report: what it knows of is in its pending tokens. Those granted since are few.
+            account.sampled_at, account.busy_until = sampled_at, sampled_at + pending_seconds
+            for grant in account.recent:
+                if not grant.ended:
+                    account.queue_up(grant)
         return Debit(
             num_requests=max(load.num_requests + account.recent_slots, account.num_open_slots),
             pending_prefill_tokens=load.pending_prefill_tokens + account.recent_uncached,
             context_tokens=load.running_context_tokens + account.recent_context,
             num_contexts=load.running_requests + account.recent_slots,
+            busy_until=account.busy_until,
         )
 
     def _close(self, grant: Grant) -> None:
@@ -180,6 +208,7 @@ class Ledger:
         account = self._accounts[grant.agent_id, grant.epoch]
         if grant.is_recent:
             account.count(grant, -1)
+            account.busy_until -= grant.features.prefill
         del account.open[grant.jti]
         account.num_open_slots -= grant.num_slots
         self._running[grant.tenant] -= 1

@@ -120,14 +120,14 @@ def _weigh(candidates: Candidates, members: Iterable[int], u: int, output_tokens
     """AgentView.finish_seconds of each member for a request of one choice, written out: it is most of a decision."""
     all_terms, weighed, o = candidates.terms, [], output_tokens - 1
     for index in members:
-        queue, base, per_token, others, share, contexts, times, slopes = all_terms[index]
+        queue, base, per_token, others, share, contexts, times, slopes, scale, offset = all_terms[index]
         context = others + share * x
         segment = bisect_right(contexts, context, 1, len(contexts) - 1) - 1
         step = times[segment] + (context - contexts[segment]) * slopes[segment]
         if step < 0.0:
             step = 0.0
         prefill = u * per_token
-        weighed.append((queue + (base if prefill < base else prefill) + o * step, index))
+        weighed.append((queue + (base if prefill < base else prefill) + o * (offset + scale * step), index))
     return weighed
 
 

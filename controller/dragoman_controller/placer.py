@@ -16,7 +16,7 @@ from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
 from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placement import Choose, Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
-from dragoman_controller.quote import AgentQuotes, Quote, Quotes
+from dragoman_controller.quote import AgentQuotes, Features, Judgement, Quote, Quotes, Went
 from dragoman_controller.requests import AdmissionRequest, Resume
 from dragoman_controller.tickets import USABLE_SECONDS, Bearer, Claims, Minted, TicketMinter
 from dragoman_controller.views import ServiceTimes, plan_of, view_of
@@ -74,9 +74,18 @@ class _Served(NamedTuple):
     quotes: AgentQuotes
 
 
+class _Expected(NamedTuple):
+    """Seconds as the weights of the agent have it."""
+
+    ttft_seconds: float
+    tpot_seconds: float
+    features: Features
+
+
 class _Placed(NamedTuple):
     """A placement with what it was decided from."""
 
+    model: str
     candidates: Candidates
     shape: Shape
     cached_tokens: Mapping[str, int]
@@ -160,8 +169,10 @@ class Placer:
 
     def refresh(self, member: Member) -> None:
         """Makes the views of a member anew, from its present load and grants."""
-        sampled_at = member.heard_at - member.load.age_seconds
-        debit = self._ledger.debit(member.agent_id, member.epoch, member.load, sampled_at)
+        load, now = member.load, self._clock()
+        sampled_at = member.heard_at - load.age_seconds
+        pending_seconds = member.spec.models[0].steps.prefill_seconds(load.pending_prefill_tokens)
+        debit = self._ledger.debit(member.agent_id, member.epoch, load, sampled_at, pending_seconds)
         for model in member.spec.models:
             candidates = self._models.get(model.name)
             if candidates is None:
@@ -169,10 +180,9 @@ class Placer:
             served = self._served.get((member.agent_id, model.name))
             if served is None or served.member is not member or served.model is not model:
                 bearer = Bearer(member.agent_id, member.epoch, model.digest)
-                self._served[member.agent_id, model.name] = _Served(
-                    member, model, bearer, self._quotes.of(member.agent_id)
-                )
-            candidates.put(view_of(member, model, debit, self.service_times))
+                served = _Served(member, model, bearer, self._quotes.of(member.agent_id))
+                self._served[member.agent_id, model.name] = served
+            candidates.put(view_of(member, model, debit, self.service_times, served.quotes.weights, now))
 
     def remove(self, member: Member) -> None:
         """Drops the views of a member that left, or whose models changed."""
@@ -187,7 +197,8 @@ class Placer:
         if placed is None:
             return None
         view = placed.candidates.views[placed.placement.chosen]
-        return self._quote(request, placed.placement, view), view.agent_id
+        expected = self._expect(placed, view, self._clock())
+        return self._quote(request, expected, view), view.agent_id
 
     def grant(self, request: AdmissionRequest, queue_seconds: float) -> Granted | None:
         """Places the request, mints and debits; None when no agent can take it now."""
@@ -198,7 +209,8 @@ class Placer:
         candidates, shape, placement = placed.candidates, placed.shape, placed.placement
         views = candidates.views
         chosen = views[placement.chosen]
-        quote = self._quote(request, placement, chosen)
+        expected = self._expect(placed, chosen, now)
+        quote = self._quote(request, expected, chosen)
         served = self._served[chosen.agent_id, request.model]
         claims = self._claims(request, served.model)
         part = self._minter.request_part(claims)
@@ -212,7 +224,7 @@ class Placer:
                 part = self._minter.request_part(self._claims(request, other.model))
             fallback = self._ticket(request, other, part, cached, now)
         snapshot = candidates.snapshot()
-        self._debit(request, shape, placement.score, served, ticket, fallback, now)
+        self._debit(request, shape, placement.score, expected, served, ticket, fallback, now)
         self._placements.add(
             PlacementRecord(
                 request.request_id,
@@ -228,6 +240,15 @@ class Placer:
         )
         self.refresh(served.member)
         return Granted(ticket, fallback, quote, now + USABLE_SECONDS)
+
+    def learn(self, grant: Grant, outcome: Went) -> list[Judgement]:
+        """Takes how a request of the agent it was placed at went; tells how its quote did."""
+        self.service_times.observe(grant.agent_id, outcome.total_seconds)
+        quotes = self._quotes.of(grant.agent_id)
+        finish = grant.finish_seconds(outcome.output_tokens)
+        judgements = quotes.judge((grant.ttft_seconds, grant.tpot_seconds, finish), outcome)
+        quotes.learn(grant.features, outcome, self._clock())
+        return judgements
 
     def release(self, granted: Granted) -> None:
         """Undoes a grant whose ticket is not used."""
@@ -258,9 +279,9 @@ class Placer:
             other_plans = self._other_plans(request.resume, candidates)
             placement = self._choose(candidates, shape, cached, self._rng, other_plans) if other_plans else None
             if placement is not None:
-                return _Placed(candidates, shape, cached, other_plans, placement)
+                return _Placed(request.model, candidates, shape, cached, other_plans, placement)
         placement = self._choose(candidates, shape, cached, self._rng, ())
-        return None if placement is None else _Placed(candidates, shape, cached, _NOBODY, placement)
+        return None if placement is None else _Placed(request.model, candidates, shape, cached, _NOBODY, placement)
 
     def _other_plans(self, resume: Resume, candidates: Candidates) -> dict[str, str]:
         """A resumed stream prefers an agent with the plan it began with: equal plans give equal tokens."""
@@ -269,13 +290,29 @@ class Placer:
             return {}
         return {view.agent_id: _OTHER_PLAN for view in candidates.views if view.plan != plan}
 
-    def _quote(self, request: AdmissionRequest, placement: Placement, view: AgentView) -> Quote:
-        score = placement.score
-        ttft = score.queue_seconds + score.prefill_seconds
+    def _expect(self, placed: _Placed, view: AgentView, now: float) -> _Expected:
+        """What the request is expected to take at the chosen agent, and what that is made of."""
+        score, shape = placed.placement.score, placed.shape
+        # The view is as old as the agent's last beat or grant; the work in front has gone on since.
+        backlog = max(view.backlog_seconds - max(now - view.made_at, 0.0), 0.0)
+        weight = self._served[view.agent_id, placed.model].quotes.weights.queue
+        ttft = score.queue_seconds - weight * (view.backlog_seconds - backlog) + score.prefill_seconds
+        decode = view.modelled_step_seconds(shape)
+        features = Features(
+            backlog,
+            view.steps.prefill_seconds(shape.prompt_tokens - score.cached_tokens),
+            view.running_step_seconds,
+            decode,
+            view.observed_step_seconds or decode,
+        )
+        return _Expected(max(ttft, score.prefill_seconds), score.step_seconds, features)
+
+    def _quote(self, request: AdmissionRequest, expected: _Expected, view: AgentView) -> Quote:
         delivered = request.resume.from_cursor // request.num_choices if request.resume else 0
         num_tokens = max(request.output_tokens(view.max_context_tokens) - delivered, 1)
-        finish = ttft + (num_tokens - 1) * score.step_seconds
-        return self._served[view.agent_id, request.model].quotes.quote(ttft, score.step_seconds, finish)
+        finish = expected.ttft_seconds + (num_tokens - 1) * expected.tpot_seconds
+        quotes = self._served[view.agent_id, request.model].quotes
+        return quotes.quote(expected.ttft_seconds, expected.tpot_seconds, finish)
 
     def _claims(self, request: AdmissionRequest, model: ModelSpec) -> Claims:
         resume = request.resume
@@ -302,6 +339,7 @@ class Placer:
         request: AdmissionRequest,
         shape: Shape,
         score: Score,
+        expected: _Expected,
         served: _Served,
         ticket: Ticket,
         fallback: Ticket | None,
@@ -321,8 +359,10 @@ class Placer:
                 uncached_tokens=shape.prompt_tokens - score.cached_tokens,
                 prompt_tokens=shape.prompt_tokens,
                 output_tokens=shape.output_tokens,
-                ttft_seconds=score.queue_seconds + score.prefill_seconds,
-                tpot_seconds=score.step_seconds,
+                ttft_seconds=expected.ttft_seconds,
+                tpot_seconds=expected.tpot_seconds,
+                prompt_bytes=request.prompt_bytes if request.prompt_tokens is None else 0,
+                features=expected.features,
                 fallback_jti=fallback.jti if fallback else None,
                 prompt_digest=request.prompt_digest,
             )

@@ -1,4 +1,8 @@
-"""What a request will cost in seconds, with an interval learnt from how earlier predictions turned out."""
+"""What a request will cost in seconds, learnt from how earlier predictions turned out.
+
+Two layers: weights that turn what the step model and the live load say into an expectation, and an interval around it
+from the latest ratios of observed to expected.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ from collections import deque
 from typing import NamedTuple
 
 from dragoman_controller.recent import MAX_NUM_AGENTS, RecentAgents
+from dragoman_controller.regression import Regression
 
 # Observed over predicted before anything was observed: eleven values whose median is 1, p10 0.75 and p90 1.5.
 # Chosen wide, so that the first quotes promise little; each observation moves the interval, and these fade out.
 PRIOR_RATIOS = (0.6, 0.75, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
-MAX_NUM_RATIOS = 256
+MAX_NUM_RATIOS = 128
+# Weights follow at most so many observations a second of one agent: more would cost time and teach nothing new.
+_MIN_LEARN_SECONDS = 0.05
 
 
 class Estimate(NamedTuple):
@@ -30,6 +37,34 @@ class Quote(NamedTuple):
     finish: Estimate
 
 
+class Features(NamedTuple):
+    """What a prediction is made of, in seconds; none of it is learnt.
+
+    `queue`: the work in front at the agent. `prefill`: of the own uncached tokens. `step`: of the batch that runs now, which
+    a newcomer waits for, 0 where nothing runs. `decode`: of the batch it joins, by the step model. `observed_step`: of the
+    agent's last second, prefills of others and whatever else slows it included; `decode` where nothing ran.
+    """
+
+    queue: float
+    prefill: float
+    step: float
+    decode: float
+    observed_step: float
+
+
+NO_FEATURES = Features(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Weights(NamedTuple):
+    """Expected seconds: TTFT = queue, prefill and step, TPOT = decode and observed_step, each times its weight."""
+
+    queue: float = 1.0
+    prefill: float = 1.0
+    step: float = 1.0
+    decode: float = 1.0
+    observed_step: float = 0.0
+
+
 class ErrorRatios:
     """The latest ratios of observed to predicted seconds of one quantity."""
 
@@ -41,7 +76,7 @@ class ErrorRatios:
         self._measure()
 
     def add(self, ratio: float) -> None:
-        """Takes one observation and forgets the oldest beyond 256."""
+        """Takes one observation and forgets the oldest beyond 128."""
         self._latest.append(ratio)
         insort(self._sorted, ratio)
         if len(self._latest) > MAX_NUM_RATIOS:
@@ -65,34 +100,44 @@ class Judgement(NamedTuple):
     inside: bool
 
 
+class Went(NamedTuple):
+    """How a request went: seconds from acceptance, and tokens of its longest choice."""
+
+    ttft_seconds: float
+    total_seconds: float
+    output_tokens: int
+
+    @property
+    def tpot_seconds(self) -> float:
+        """Between two tokens; 0 where there was only one."""
+        return (self.total_seconds - self.ttft_seconds) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+
 class AgentQuotes:
     """Quotes of one agent and what was learnt of it."""
 
-    __slots__ = ("_finish", "_tpot", "_ttft")
+    __slots__ = ("_decode", "_finish", "_first", "_learnt_at", "_tpot", "_ttft", "weights")
 
     def __init__(self) -> None:
         self._ttft, self._tpot, self._finish = ErrorRatios(), ErrorRatios(), ErrorRatios()
+        self.weights = Weights()
+        self._first = Regression(self.weights[:3])
+        self._decode = Regression(self.weights[3:])
+        self._learnt_at = float("-inf")
 
     def quote(self, ttft_seconds: float, tpot_seconds: float, finish_seconds: float) -> Quote:
-        """The quote from uncalibrated predictions."""
+        """The quote from what the weights expect."""
         return Quote(
             self._ttft.estimate(ttft_seconds), self._tpot.estimate(tpot_seconds), self._finish.estimate(finish_seconds)
         )
 
-    def learn(
-        self,
-        predicted: tuple[float, float, float],
-        observed_ttft: float,
-        observed_total: float,
-        output_tokens: int,
-    ) -> list[Judgement]:
-        """Takes an outcome; `predicted` are TTFT, TPOT and finish for the tokens that were generated, in seconds."""
-        observed_tpot = (observed_total - observed_ttft) / (output_tokens - 1) if output_tokens > 1 else 0.0
+    def judge(self, predicted: tuple[float, float, float], outcome: Went) -> list[Judgement]:
+        """Takes an outcome; `predicted` are TTFT, TPOT and finish as the weights had it, for the tokens that came."""
         judgements = []
         for quantity, ratios, expected, observed in (
-            ("time_to_first_token", self._ttft, predicted[0], observed_ttft),
-            ("time_per_output_token", self._tpot, predicted[1], observed_tpot),
-            ("finish", self._finish, predicted[2], observed_total),
+            ("time_to_first_token", self._ttft, predicted[0], outcome.ttft_seconds),
+            ("time_per_output_token", self._tpot, predicted[1], outcome.tpot_seconds),
+            ("finish", self._finish, predicted[2], outcome.total_seconds),
         ):
             if expected <= 0 or observed <= 0:
                 continue
@@ -106,6 +151,18 @@ class AgentQuotes:
             )
             ratios.add(observed / expected)
         return judgements
+
+    def learn(self, features: Features, outcome: Went, now: float) -> bool:
+        """Moves the weights towards an outcome; False where one was learnt from just before."""
+        if now - self._learnt_at < _MIN_LEARN_SECONDS:
+            return False
+        self._learnt_at = now
+        if outcome.ttft_seconds > 0:
+            self._first.learn(features[:3], outcome.ttft_seconds)
+        if outcome.tpot_seconds > 0:
+            self._decode.learn(features[3:], outcome.tpot_seconds)
+        self.weights = Weights(*self._first.weights, *self._decode.weights)
+        return True
 
 
 class Quotes:

@@ -118,7 +118,7 @@ def test_a_busy_agent_is_passed_over_for_an_idle_one_and_the_explanation_says_so
     assert record is not None
     weighed = weigh(record)
     assert [one.agent_id for one in weighed] == ["idle", "busy", "leaving"]
-    assert weighed[1].score.queue_seconds == pytest.approx(2.0)
+    assert 2.0 < weighed[1].score.queue_seconds < 2.01  # the prefill in front, and the step that runs
     assert weighed[2].excluded_because == "it is draining"
     assert reason(record).startswith("idle finishes first; ") and "next is busy" in reason(record)
 

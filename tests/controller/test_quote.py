@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_controller.quote import MAX_NUM_RATIOS, PRIOR_RATIOS, AgentQuotes, ErrorRatios, Quotes
+from dragoman_controller.quote import MAX_NUM_RATIOS, PRIOR_RATIOS, AgentQuotes, ErrorRatios, Features, Quotes, Went
+from dragoman_controller.regression import MAX_WEIGHT, Regression
 
 
 def test_the_first_quote_is_the_prediction_with_the_prior_interval() -> None:
@@ -25,7 +26,7 @@ def test_after_many_outcomes_the_interval_holds_eight_in_ten() -> None:
         return 1.4 * rng.lognormvariate(0, 0.1)
 
     for _ in range(400):
-        quotes.learn((1.0, 0.1, 2.0), observed(), 1.4 * 2.0, 11)
+        quotes.judge((1.0, 0.1, 2.0), Went(observed(), 1.4 * 2.0, 11))
     estimate = quotes.quote(1.0, 0.1, 2.0).time_to_first_token
     assert estimate.expected == pytest.approx(1.4, rel=0.05)
     inside = sum(estimate.p10 <= observed() <= estimate.p90 for _ in range(1000))
@@ -33,7 +34,7 @@ def test_after_many_outcomes_the_interval_holds_eight_in_ten() -> None:
 
 
 def test_outcomes_are_judged_against_what_was_promised_before_they_teach() -> None:
-    judgements = {one.quantity: one for one in AgentQuotes().learn((1.0, 0.1, 2.0), 1.2, 4.2, 11)}
+    judgements = {one.quantity: one for one in AgentQuotes().judge((1.0, 0.1, 2.0), Went(1.2, 4.2, 11))}
     assert judgements["time_to_first_token"].error == pytest.approx(0.2)
     assert judgements["time_to_first_token"].inside
     assert judgements["time_per_output_token"].error == pytest.approx(2.0)
@@ -42,13 +43,13 @@ def test_outcomes_are_judged_against_what_was_promised_before_they_teach() -> No
 
 
 def test_one_token_teaches_nothing_about_the_time_per_token() -> None:
-    judged = AgentQuotes().learn((1.0, 0.1, 1.0), 1.0, 1.0, 1)
+    judged = AgentQuotes().judge((1.0, 0.1, 1.0), Went(1.0, 1.0, 1))
     assert [one.quantity for one in judged] == ["time_to_first_token", "finish"]
 
 
 @given(count=st.integers(0, 700), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_quantiles_are_those_of_the_latest_256_ratios(count: int, seed: int) -> None:
+def test_quantiles_are_those_of_the_latest_128_ratios(count: int, seed: int) -> None:
     rng = Random(seed)
     # They drift, so that an old one that stays would show.
     ratios = [rng.lognormvariate(number / 200, 0.5) for number in range(count)]
@@ -62,6 +63,48 @@ def test_quantiles_are_those_of_the_latest_256_ratios(count: int, seed: int) -> 
 def test_agents_learn_apart() -> None:
     quotes = Quotes()
     for _ in range(300):
-        quotes.of("a").learn((1.0, 0.1, 2.0), 3.0, 6.0, 11)
+        quotes.of("a").judge((1.0, 0.1, 2.0), Went(3.0, 6.0, 11))
     assert quotes.of("a").quote(1.0, 0.1, 2.0).time_to_first_token.expected == pytest.approx(3.0)
     assert quotes.of("b").quote(1.0, 0.1, 2.0).time_to_first_token.expected == pytest.approx(1.0)
+
+
+def test_weights_learn_an_engine_that_waits_for_steps_and_prefills_at_another_speed() -> None:
+    rng, quotes = Random(4), AgentQuotes()
+
+    def request() -> tuple[Features, Went]:
+        batch = rng.randrange(1, 30)
+        features = Features(
+            rng.choice((0.0, rng.random())), rng.uniform(0.01, 0.3), 0.02, 0.01 + batch * 1e-4, 0.03 + batch * 3e-4
+        )
+        ttft = 0.8 * features.queue + 0.25 * features.prefill + 1.6 * features.step
+        tpot = 0.5 * features.decode + 0.7 * features.observed_step
+        return features, Went(ttft * rng.lognormvariate(0, 0.03), ttft + 49 * tpot, 50)
+
+    for second in range(200):
+        assert quotes.learn(*request(), float(second))
+    learnt = quotes.weights
+    assert learnt.queue == pytest.approx(0.8, rel=0.15) and learnt.prefill == pytest.approx(0.25, rel=0.15)
+    assert learnt.step == pytest.approx(1.6, rel=0.15)
+    features, went = request()
+    assert learnt.decode * features.decode + learnt.observed_step * features.observed_step == pytest.approx(
+        went.tpot_seconds, rel=0.05
+    )
+
+
+def test_weights_follow_a_few_outcomes_a_second_however_many_come() -> None:
+    quotes, features = AgentQuotes(), Features(0.0, 0.1, 0.0, 0.01, 0.01)
+    learnt = [quotes.learn(features, Went(0.2, 1.2, 51), at / 1000) for at in range(1000)]
+    assert 15 <= sum(learnt) <= 21
+
+
+@given(rows=st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1e-9, 1e9)), min_size=1, max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_weights_stay_bounded_whatever_an_agent_says(rows: list[tuple[float, float, float]]) -> None:
+    regression = Regression((1.0, 1.0))
+    for first, second, observed in rows:
+        regression.learn((first, second), observed)
+    assert all(0.0 <= weight <= MAX_WEIGHT for weight in regression.weights)
+    # It can still learn afterwards.
+    for number in range(400):
+        regression.learn((1.0, float(number % 7)), 2.0 + 0.5 * (number % 7))
+    assert regression.predict((1.0, 3.0)) == pytest.approx(3.5, rel=0.1)
