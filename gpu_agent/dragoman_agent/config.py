@@ -72,6 +72,14 @@ class AgentSettings:
             "the null device's step times as a multiple of its step model; 0 does not wait", group=_DEVICE, min=0.0
         ),
     )
+    tune: str = field(
+        default="auto",
+        metadata=_about(
+            "times of a GPU's kernels to plan from: auto takes those kept, now takes what is missing first, off none",
+            group=_PLAN,
+            choices=("auto", "now", "off"),
+        ),
+    )
     profile: str = field(
         default="",
         metadata=_about(
@@ -189,6 +197,7 @@ def _planning_flags(settings: AgentSettings) -> list[tuple[str, bool]]:
     """What changes how a plan is made, and whether it was given."""
     return [
         ("--profile", bool(settings.profile)),
+        (f"--tune {settings.tune}", settings.tune != "auto"),
         ("--pal off", settings.pal == "off"),
         ("--pal-arena off", settings.pal_arena == "off"),
         ("--pal-launch-tuning off", settings.pal_launch_tuning == "off"),

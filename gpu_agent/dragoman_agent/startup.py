@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.engine_process import EngineProcess
@@ -52,11 +52,14 @@ def prepare(settings: AgentSettings) -> Iterator[Prepared]:
     from dragoman_agent.pal.planner import PlanError
     from dragoman_agent.pal.profile import ProfileError
     from dragoman_agent.pal.select import NoDeviceError
+    from dragoman_agent.pal.tuning import TuningError
     from dragoman_text.files import TokenizerFilesError
 
     try:
         source, pal = _on_null(settings) if settings.device == "null" else _on_device(settings)
-    except (DeviceError, ModelFileError, PlanError, ProfileError, NoDeviceError, TokenizerFilesError) as error:
+    except (
+        DeviceError, ModelFileError, PlanError, ProfileError, NoDeviceError, TokenizerFilesError, TuningError,
+    ) as error:  # fmt: skip
         raise StartupError(str(error)) from error
     engine = EngineProcess(engine_command(settings, pal.plan))
     try:
@@ -102,6 +105,7 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     from dragoman_agent.pal.planner import Limits
     from dragoman_agent.pal.startup import start_on_device
     from dragoman_agent.pal.switches import Switches
+    from dragoman_agent.pal.tuned import Tuning
 
     cache_dir: Path = settings.cache_dir or default_cache_dir(os.environ)
     source = open_model(settings.model, cache_dir)
@@ -123,5 +127,6 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     pal = start_on_device(
         source, settings.device, settings.dtype, limits, cache_dir,
         switches=switches, profile=settings.profile, profile_force=settings.profile_force,
+        tuning=cast(Tuning, settings.tune),
     )  # fmt: skip
     return source, pal

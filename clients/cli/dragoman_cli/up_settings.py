@@ -43,6 +43,14 @@ class UpSettings:
     json_summary: bool = field(
         default=False, metadata=_about("print the ready summary as one line of JSON on stdout", _COMMON)
     )
+    tune: str | None = field(
+        default=None,
+        metadata=_about(
+            "times of a GPU's kernels to plan from: auto takes those kept, now takes what is missing first, off none",
+            _PLAN,
+            choices=("auto", "now", "off"),
+        ),
+    )
     profile: str | None = field(
         default=None,
         metadata=_about("plan from this profile instead of the measured one: a name of the library or a file", _PLAN),
@@ -87,7 +95,7 @@ class UpSettings:
 # Settings that go to the agent when they were given; otherwise its own section and defaults hold.
 _AGENT_OPTIONS = (
     "model", "device", "max_context", "served_model_name", "threads", "dtype", "memory_utilization", "cache_dir",
-    "null_oracle", "null_speed", "profile", "profile_force", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
+    "null_oracle", "null_speed", "tune", "profile", "profile_force", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
     "pal_link_policy",
 )  # fmt: skip
 # The ports of a run, and what each is for.

@@ -19,6 +19,7 @@ from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for, pr
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
 from dragoman_agent.pal.select import choose_device
+from dragoman_agent.pal.tuned import Tuning, timings_for
 from dragoman_agent.pal.view import HardwareView
 
 if TYPE_CHECKING:
@@ -52,10 +53,13 @@ def start_on_device(
     switches: Switches | None = None,
     profile: str = "",
     profile_force: bool = False,
+    tuning: Tuning = "auto",
 ) -> PalResult:
     """Choose a device for `model`, profile it and plan. `profile` names one to plan from instead of the measured one.
 
-    Raises NoDeviceError, ProfileError or PlanError.
+    `tuning`: see `timings_for`.
+
+    Raises NoDeviceError, ProfileError, PlanError or TuningError.
     """
     from dragoman_agent.device.cpu import choose_cpu_road
 
@@ -81,7 +85,15 @@ def start_on_device(
             f"--dtype {dtype} is for the CPU, {chosen.device.facts.name} computes in bfloat16; "
             "leave --dtype out or add --device cpu"
         )
-    make_plan = partial(plan_for, model=model.config, limits=limits, switches=switches or Switches(), road=road)
+    switches = switches or Switches()
+    timings = None
+    if named is None:
+        timings, decision = timings_for(held, model.config, limits, switches, cache_dir, tuning)
+        if decision is not None:
+            log.record(decision)
+    make_plan = partial(
+        plan_for, model=model.config, limits=limits, switches=switches, timings=timings, road=road
+    )  # fmt: skip
     plan, decisions = make_plan(held)
     for decision in (*decisions, _waiting_decision(plan), _load_decision(held, plan), _prefill_decision(plan)):
         log.record(decision)

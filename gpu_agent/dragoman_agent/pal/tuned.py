@@ -1,0 +1,56 @@
+"""Which kernel times a plan is made from: those kept from before, those taken now, or none. Says so in a decision."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.candidates import tuning_cases
+from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.layer_timing import plan_layer_cases
+from dragoman_agent.pal.limits import Limits
+from dragoman_agent.pal.planner import plan_for
+from dragoman_agent.pal.profile import Profile
+from dragoman_agent.pal.switches import Switches
+from dragoman_agent.pal.timings import Timings
+from dragoman_agent.pal.tuning import load_timings, tune
+
+logger = logging.getLogger(__name__)
+
+Tuning = Literal["auto", "now", "off"]
+_SUBJECT = "tuning"
+
+
+def timings_for(
+    profile: Profile, model: ModelConfig, limits: Limits, switches: Switches, cache_dir: Path, mode: Tuning
+) -> tuple[Timings | None, Decision | None]:
+    """The times to plan from. Raises TuningError when they are to be taken now and cannot be.
+
+    "auto" reads what is kept and takes nothing, for a start must not wait; "now" takes what is missing; "off" uses none.
+    Only GPUs have kernels to choose among.
+    """
+    if profile.device.kind != "cuda":
+        return None, None
+    if reason := switches.reason("launch_tuning"):
+        return None, Decision(_SUBJECT, "none", reason)
+    if mode == "off":
+        return None, Decision(_SUBJECT, "none", "--tune off was asked for: launches are predicted from the profile")
+    timings = load_timings(cache_dir, profile.fingerprint)
+    plan, _ = plan_for(profile, model, limits, switches, timings)
+    cases = tuning_cases(profile, model, plan)
+    if mode == "now":
+        index = profile.device.index
+        timings = tune(cases, timings, cache_dir, index, logger.warning)
+        plan, _ = plan_for(profile, model, limits, switches, timings)
+        # What overlaps between kernels shows only in whole layers, and those are of the plan that the kernels' times gave.
+        timings = tune(plan_layer_cases(model, plan), timings, cache_dir, index, logger.warning)
+    known = sum(timings.get(case.key) is not None for case in cases)
+    chosen = f"{known} of {len(cases)} kernels timed on this device"
+    reason = "kept from before" if mode == "auto" else "timed now, and kept for the next start"
+    if not known:
+        reason = (
+            "launches are predicted from the profile; start once with --tune now to time them, which takes a minute"
+        )
+    return timings, Decision(_SUBJECT, chosen, reason)

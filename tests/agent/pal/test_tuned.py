@@ -1,0 +1,77 @@
+"""Where the times of kernels come from at a start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman_agent.model.source import open_model
+from dragoman_agent.pal import tuned
+from dragoman_agent.pal.library import load_library
+from dragoman_agent.pal.limits import Limits
+from dragoman_agent.pal.planner import plan_for
+from dragoman_agent.pal.switches import Switches
+from dragoman_agent.pal.timings import Timings
+from dragoman_agent.pal.tuned import timings_for
+
+CONFIG = open_model("random:qwen3-0.6b", Path()).config
+CARD = load_library("h100-sxm")
+
+
+def take(mode: Any, tmp_path: Path, switches: Switches | None = None) -> tuple[Timings | None, str, str]:
+    timings, decision = timings_for(CARD, CONFIG, Limits(), switches or Switches(), tmp_path, mode)
+    return timings, decision.chosen if decision else "", decision.reason if decision else ""
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Times every case as 10 us, whole layers as quicker with dependent launch; how many were asked for in each round."""
+    rounds: list[int] = []
+
+    def fake(cases: Any, held: Timings, cache_dir: Path, index: int, progress: Any) -> Timings:
+        rounds.append(len(cases))
+        return held.with_seconds({c.key: 8e-6 if c.key.endswith("/dependent") else 1e-5 for c in cases})
+
+    monkeypatch.setattr(tuned, "tune", fake)
+    return rounds
+
+
+def test_a_start_waits_for_nothing_and_says_how_to_time(timed: list[int], tmp_path: Path) -> None:
+    timings, chosen, reason = take("auto", tmp_path)
+    assert timings is not None and not timings.seconds and not timed
+    assert chosen.startswith("0 of ") and "--tune now" in reason
+
+
+def test_now_times_kernels_and_then_the_layers_of_the_plan_they_give(timed: list[int], tmp_path: Path) -> None:
+    timings, chosen, reason = take("now", tmp_path)
+    assert timings is not None and len(timed) == 2 and timed[0] > 100 > timed[1] == 8
+    assert chosen == f"{timed[0]} of {timed[0]} kernels timed on this device" and "timed now" in reason
+    _, decisions = plan_for(CARD, CONFIG, Limits(), Switches(), timings)
+    (launch,) = [d for d in decisions if d.subject == "dependent-launch"]
+    assert launch.chosen == "yes" and "whole layers timed on the device" in launch.reason
+
+
+def test_layers_that_are_slower_so_turn_it_off(timed: list[int], tmp_path: Path) -> None:
+    timings, _, _ = take("now", tmp_path)
+    assert timings is not None
+    slower = {key: 2e-5 for key in timings.seconds if key.endswith("/dependent")}
+    plan, decisions = plan_for(CARD, CONFIG, Limits(), Switches(), timings.with_seconds(slower))
+    (launch,) = [d for d in decisions if d.subject == "dependent-launch"]
+    assert not plan.dependent_launch and launch.chosen == "no" and "-100.0% at 1" in launch.reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "switches", "expected"),
+    [
+        ("off", Switches(), "--tune off was asked for"),
+        ("now", Switches.off(), "switched off by --pal off"),
+        ("now", Switches(launch_tuning=False), "--pal-launch-tuning off"),
+    ],
+)
+def test_off_uses_none_and_takes_none(
+    timed: list[int], tmp_path: Path, mode: str, switches: Switches, expected: str
+) -> None:
+    timings, chosen, reason = take(mode, tmp_path, switches)
+    assert timings is None and chosen == "none" and expected in reason and not timed
