@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from dragoman.errors import reason_name, traits
 from dragoman.v1 import error_pb2
@@ -54,11 +55,12 @@ def entries(proto: Path = CLIENTS.parent / "protos/dragoman/v1/error.proto") -> 
     }
     found = []
     for value in error_pb2.ErrorReason.DESCRIPTOR.values:
-        entry = traits(value.number)  # type: ignore[arg-type]
+        number = cast("error_pb2.ErrorReason", value.number)
+        entry = traits(number)
         found.append(
             Entry(
                 number=value.number,
-                name=reason_name(value.number),  # type: ignore[arg-type]
+                name=reason_name(number),
                 comment=comments[value.name].replace('\\"', '"'),
                 grpc_code=entry.grpc_code.value[0],
                 grpc_name=entry.grpc_code.name,
@@ -337,11 +339,15 @@ def outputs() -> dict[Path, str]:
     """What every file is to hold."""
     table = entries()
     files = {CLIENTS / path: write(table) for path, write in OUTPUTS.items()}
+    body = markdown(table)
+
+    def insert(match: re.Match[str]) -> str:
+        return match[1] + body + match[2]
+
     for readme in sorted(CLIENTS.glob("*/README.md")):
         text = readme.read_text(encoding="utf-8")
         if _TABLE.search(text):
-            body = markdown(table)
-            files[readme] = _TABLE.sub(lambda match, body=body: match[1] + body + match[2], text)
+            files[readme] = _TABLE.sub(insert, text)
     return files
 
 

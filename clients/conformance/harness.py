@@ -126,14 +126,17 @@ class Harness:
             await scripted.start()
             try:
                 direct = case.connect.get("agent")
-                where = {"controller": scripted.controller} if direct is None else {"agent": scripted.addresses[direct]}
+                controllers = [*case.connect.get("before", []), *scripted.controllers]
+                where = (
+                    {"controller": ",".join(controllers)} if direct is None else {"agent": scripted.addresses[direct]}
+                )
                 yield Stage(where, scripted=scripted)
             finally:
                 await scripted.stop()
         elif case.stage_kind == "open":
             yield Stage({"agent": await self._open()})
         elif case.stage_kind == "nowhere":
-            yield Stage({case.stage.get("as", "controller"): _NOWHERE})
+            yield Stage({case.stage.get("as", "controller"): ",".join([*case.connect.get("before", []), _NOWHERE])})
         else:
             fleet = await self._fleet(case.stage_kind)
             fleet.prepare(case.stage)

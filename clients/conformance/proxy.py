@@ -23,23 +23,22 @@ class Fault:
     cut_after_tokens: int
     _num_tokens: int = 0
 
-    async def before(self, response: bytes, context: Any) -> None:
-        """Ends the call in place of a message that would pass the limit."""
-        event = pb.GenerateResponse.FromString(response)
+    async def before(self, event: pb.GenerateResponse, context: Any) -> None:
+        """Ends the call in place of an event that would pass the limit."""
         self._num_tokens += len(event.delta.token_ids)
-        if event.WhichOneof("event") != "started" and self._num_tokens > self.cut_after_tokens:
+        if self._num_tokens > self.cut_after_tokens:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Connection reset by peer")
 
 
 class Proxy(grpc.GenericRpcHandler):
-    """Forwards every call. `next_fault` gives the fault of each Generate, `tamper` changes granted tickets."""
+    """Forwards every call. `next_fault` gives the fault of each stream that is accepted, `tamper` changes granted tickets."""
 
     def __init__(
         self,
         next_fault: Callable[[], Fault | None] | None = None,
         tamper: Callable[[admission_pb.AcquireTicketResponse], None] | None = None,
     ) -> None:
-        self._channel: grpc.aio.Channel | None = None
+        self._channel: Any = None  # its methods are typed for messages, and bytes pass here
         self._next_fault = next_fault
         self._tamper = tamper
         self._server = grpc.aio.server(options=server_options())
@@ -72,7 +71,7 @@ class Proxy(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(forward)
 
     async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        fault = self._next_fault() if self._next_fault is not None and method == _GENERATE else None
+        fault: Fault | None = None
         assert self._channel is not None
         call = self._channel.stream_stream(method)(requests, timeout=context.time_remaining())
         try:
@@ -81,8 +80,12 @@ class Proxy(grpc.GenericRpcHandler):
                     granted = admission_pb.AcquireTicketResponse.FromString(response)
                     self._tamper(granted)
                     response = granted.SerializeToString()
-                if fault:
-                    await fault.before(response, context)
+                if method == _GENERATE and self._next_fault is not None:
+                    event = pb.GenerateResponse.FromString(response)
+                    if event.WhichOneof("event") == "started":
+                        fault = self._next_fault()  # only now: a stream that is refused cannot be cut
+                    elif fault is not None:
+                        await fault.before(event, context)
                 yield response
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details(), tuple(error.trailing_metadata()))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -34,7 +35,7 @@ class ScriptedStage:
     arguments: dict[str, Any]
     tls: Any = None  # certificates, see tls.py
     addresses: list[str] = field(default_factory=list)
-    controller: str = ""
+    controllers: list[str] = field(default_factory=list)
     asks: list[dict[str, Any]] = field(default_factory=list)
     generates: list[dict[str, Any]] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
@@ -49,7 +50,7 @@ class ScriptedStage:
         self._scripts = [list(scripts) for scripts in self.arguments["agents"]]
         self._grants = list(self.arguments.get("grants", []))
         for index in range(len(self._scripts)):
-            generate = grpc.unary_stream_rpc_method_handler(
+            generate: Any = grpc.unary_stream_rpc_method_handler(
                 self._generate_of(index), request_deserializer=pb.GenerateRequest.FromString
             )
             cancel = grpc.unary_unary_rpc_method_handler(
@@ -57,18 +58,19 @@ class ScriptedStage:
             )
             handlers = {"Generate": generate, "CancelGeneration": cancel}
             self.addresses.append(await self._serve("dragoman.v1.GenerationService", handlers, f"agent-{index}"))
-        acquire = grpc.unary_unary_rpc_method_handler(
-            self._acquire,
-            admission_pb.AcquireTicketRequest.FromString,
-            admission_pb.AcquireTicketResponse.SerializeToString,
-        )
         release = grpc.unary_unary_rpc_method_handler(
             self._release,
             admission_pb.ReleaseTicketRequest.FromString,
             admission_pb.ReleaseTicketResponse.SerializeToString,
         )
-        handlers = {"AcquireTicket": acquire, "ReleaseTicket": release}
-        self.controller = await self._serve("dragoman.v1.AdmissionService", handlers, "controller")
+        for index in range(self.arguments.get("num_controllers", 1)):
+            acquire = grpc.unary_unary_rpc_method_handler(
+                functools.partial(self._acquire, index),
+                admission_pb.AcquireTicketRequest.FromString,
+                admission_pb.AcquireTicketResponse.SerializeToString,
+            )
+            handlers = {"AcquireTicket": acquire, "ReleaseTicket": release}
+            self.controllers.append(await self._serve("dragoman.v1.AdmissionService", handlers, "controller"))
 
     async def stop(self) -> None:
         """Stops every server now."""
@@ -104,10 +106,11 @@ class ScriptedStage:
             epoch=100 + index,
         )
 
-    async def _acquire(self, request: Any, context: Any) -> admission_pb.AcquireTicketResponse:
+    async def _acquire(self, index: int, request: Any, context: Any) -> admission_pb.AcquireTicketResponse:
         now, number = time.monotonic(), len(self.asks)
-        self.asks.append(_ask_document(request, now, self.asks[-1]["time"] if self.asks else now))
-        step = self._grants.pop(0) if self._grants else min(number, len(self.addresses) - 1)
+        before = self.asks[-1]["time"] if self.asks else now
+        self.asks.append({"controller": index, **_ask_document(request, now, before)})
+        step: Any = self._grants.pop(0) if self._grants else min(number, len(self.addresses) - 1)
         if isinstance(step, dict) and "refuse" in step:
             await _refuse(context, step)
         if isinstance(step, dict) and "wait" in step:
@@ -130,11 +133,13 @@ class ScriptedStage:
             self.generates.append(_generate_document(index, request))
             scripts = self._scripts[index]
             script = scripts.pop(0) if len(scripts) > 1 else scripts[0]
+            has_ended = False
             try:
                 async for raw in self._play(script, 100 + index, request, context):
+                    has_ended = pb.GenerateResponse.FromString(raw).WhichOneof("event") in ("finished", "failed")
                     yield raw
             except (asyncio.CancelledError, GeneratorExit):
-                self.num_cancelled += 1
+                self.num_cancelled += not has_ended  # a client may leave once it has the last event
                 raise
 
         return generate
@@ -144,7 +149,7 @@ class ScriptedStage:
         cursors: dict[int, int] = {}
         tail = b""
         for step in script:
-            name, argument = (step, None) if isinstance(step, str) else next(iter(step.items()))
+            name, argument = _step(step)
             options = step if isinstance(step, dict) else {}
             if name == "unknown_fields":
                 tail = _UNKNOWN_FIELDS
@@ -180,6 +185,14 @@ class ScriptedStage:
                 await _refuse(context, options)
             else:
                 raise ValueError(f"a script has no step {name!r}")
+
+
+def _step(step: Any) -> tuple[str, Any]:
+    """Name and argument: a step is a name, or a mapping that begins with it."""
+    if isinstance(step, str):
+        return step, None
+    name, argument = next(iter(step.items()))
+    return str(name), argument
 
 
 def _ask_document(request: admission_pb.AcquireTicketRequest, now: float, before: float) -> dict[str, Any]:
@@ -251,10 +264,9 @@ def _delta(token_ids: list[int], options: dict[str, Any], cursors: dict[int, int
     text = options.get("text", "".join(f"{token_id} " for token_id in token_ids))
     delta = pb.GenerationDelta(token_ids=token_ids, text=text, cursor=cursor, choice_index=choice)
     reason = options.get("finish")
-    if isinstance(reason, int):
-        delta.finish.reason = reason  # type: ignore[assignment]  # a reason of a newer version
-    elif reason:
-        delta.finish.reason = pb.FinishReason.Value(f"FINISH_REASON_{reason.upper()}")
+    if reason:  # a number stands for a reason of a newer version
+        number = reason if isinstance(reason, int) else pb.FinishReason.Value(f"FINISH_REASON_{reason.upper()}")
+        delta.finish.CopyFrom(pb.ChoiceFinish(reason=cast("pb.FinishReason", number)))
     if "stop_string" in options:
         delta.finish.stop_string = options["stop_string"]
     return pb.GenerateResponse(delta=delta)

@@ -7,6 +7,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -139,20 +140,25 @@ async def agents(client: AsyncClient, _call: Call) -> Any:
 async def load_streams(client: AsyncClient, call: Call) -> Any:
     """Many streams at once, and the CPU seconds of this process for them."""
 
-    async def one() -> int:
-        num_tokens = 0
+    async def one() -> tuple[int, int]:
+        num_tokens = num_items = 0
         async for token in client.generate(prompt_of(call), **call.get("options", {})):
             num_tokens += len(token.token_ids)
-        return num_tokens
+            num_items += 1
+        return num_tokens, num_items
 
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
     counts = await asyncio.gather(*(one() for _ in range(call["streams"])))
     after = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return {"tokens": sum(counts), "cpu_seconds": cpu, "wall_seconds": time.monotonic() - began}
+    return {
+        "tokens": sum(num_tokens for num_tokens, _ in counts),
+        "items": sum(num_items for _, num_items in counts),
+        "cpu_seconds": after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime,
+        "wall_seconds": time.monotonic() - began,
+    }
 
 
-VALUES = {
+VALUES: dict[str, Callable[[AsyncClient, Call], Awaitable[Any]]] = {
     "embed": embed,
     "quote": quote,
     "hardware": hardware,

@@ -3,6 +3,7 @@
 package dragoman
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -22,7 +23,7 @@ const controllerVariable = "DRAGOMAN_CONTROLLER"
 
 // Config says whom a client talks to. The zero value is a controller at $DRAGOMAN_CONTROLLER, else at DefaultController.
 type Config struct {
-	// Controller is host:port.
+	// Controller is host:port; several controllers of one cell are listed with commas: another is asked when one is away.
 	Controller string
 	// Agent is host:port of one agent that was started with --open; there is no controller then.
 	Agent string
@@ -49,10 +50,8 @@ func New(config Config) (*Client, error) {
 	if config.Controller != "" && config.Agent != "" {
 		return nil, invalid("Agent", "controller and agent are both given; an open agent has no controller")
 	}
-	for name, value := range map[string]string{"Controller": config.Controller, "Agent": config.Agent} {
-		if value != strings.TrimSpace(value) {
-			return nil, invalid(name, "%q begins or ends with a space; give host:port", value)
-		}
+	if config.Agent != strings.TrimSpace(config.Agent) {
+		return nil, invalid("Agent", "%q begins or ends with a space; give host:port", config.Agent)
 	}
 	retry := DefaultRetryPolicy()
 	if config.Retry != nil {
@@ -61,25 +60,24 @@ func New(config Config) (*Client, error) {
 	if failure := retry.check(); failure != nil {
 		return nil, failure
 	}
-	controller := config.Controller
-	if controller == "" && config.Agent == "" {
-		controller = DefaultController
-		if named := os.Getenv(controllerVariable); named != "" {
-			controller = named
-		}
-	}
 	client := &Client{
 		tenant:   config.Tenant,
 		retry:    retry,
 		budget:   newRetryBudget(retry.Budget),
 		channels: &channels{tls: config.TLS},
 	}
-	client.directory = &directory{channels: client.channels, controller: controller, agent: config.Agent}
-	client.admission = openAgent{config.Agent}
-	if config.Agent == "" {
-		client.admission = &controllerAdmission{
-			channels: client.channels, target: controller, releases: map[chan struct{}]struct{}{},
-		}
+	client.directory = &directory{channels: client.channels, agent: config.Agent}
+	if config.Agent != "" {
+		client.admission = openAgent{config.Agent}
+		return client, nil
+	}
+	controllers, failure := newControllers(cmp.Or(config.Controller, os.Getenv(controllerVariable), DefaultController))
+	if failure != nil {
+		return nil, failure
+	}
+	client.directory.controllers = controllers
+	client.admission = &controllerAdmission{
+		channels: client.channels, controllers: controllers, releases: map[chan struct{}]struct{}{},
 	}
 	return client, nil
 }
@@ -240,7 +238,7 @@ func (c *Client) Quote(ctx context.Context, prompt Prompt, options Options) (*Qu
 	if failure != nil {
 		return nil, failure
 	}
-	answer, failure := askController(ctx, c.channels, c.directory.controller, callTimeout,
+	answer, failure := askController(ctx, c.channels, c.directory.controllers, callTimeout,
 		func(ctx context.Context, connection *grpc.ClientConn, options ...grpc.CallOption) (*dragomanv1.QuoteResponse, error) {
 			return dragomanv1.NewAdmissionServiceClient(connection).Quote(ctx, &dragomanv1.QuoteRequest{Request: request.acquire}, options...)
 		})

@@ -17,9 +17,9 @@ const freshness = 2 * time.Second
 
 // directory finds models and agents: the members of the fleet as the controller lists them, or the one agent of a direct client.
 type directory struct {
-	channels   *channels
-	controller string
-	agent      string // not empty: an open agent, and no controller
+	channels    *channels
+	controllers *controllers
+	agent       string // not empty: an open agent, and no controller
 
 	mu          sync.Mutex
 	listed      []*dragomanv1.FleetMember
@@ -29,7 +29,7 @@ type directory struct {
 
 // members returns every member, read now.
 func (d *directory) members(ctx context.Context) ([]*dragomanv1.FleetMember, *Error) {
-	answer, failure := askController(ctx, d.channels, d.controller, callTimeout,
+	answer, failure := askController(ctx, d.channels, d.controllers, callTimeout,
 		func(ctx context.Context, connection *grpc.ClientConn, options ...grpc.CallOption) (*dragomanv1.ListAgentsResponse, error) {
 			return dragomanv1.NewFleetServiceClient(connection).ListAgents(ctx, &dragomanv1.ListAgentsRequest{}, options...)
 		})
@@ -203,7 +203,7 @@ func (d *directory) load(ctx context.Context) ([]*dragomanv1.AgentLoadSample, *E
 	if d.agent != "" {
 		response, failure = askAgent(ctx, d.channels, address{target: d.agent}, callTimeout, call)
 	} else {
-		response, failure = askController(ctx, d.channels, d.controller, callTimeout, call)
+		response, failure = askController(ctx, d.channels, d.controllers, callTimeout, call)
 	}
 	return response.GetAgents(), failure
 }

@@ -71,8 +71,8 @@ type Error struct {
 
 	// cause is the context's own error, where the context ended the call.
 	cause error
-	// refused is set where nobody listens at the address.
-	refused bool
+	// unreachable is set where the transport speaks, not the server; refused where nobody listens at the address.
+	unreachable, refused bool
 }
 
 // Error returns the reason and the message.

@@ -51,10 +51,10 @@ func (openAgent) release(*dragomanv1.Ticket) {}
 
 func (openAgent) close() {}
 
-// controllerAdmission takes tickets from a controller.
+// controllerAdmission takes tickets from the controllers of a cell.
 type controllerAdmission struct {
-	channels *channels
-	target   string
+	channels    *channels
+	controllers *controllers
 
 	mu       sync.Mutex
 	releases map[chan struct{}]struct{}
@@ -65,7 +65,7 @@ func (a *controllerAdmission) acquire(ctx context.Context, request *dragomanv1.A
 	if !a.wait(ctx.Done()) {
 		return grant{}, ended(ctx)
 	}
-	granted, failure := askController(ctx, a.channels, a.target, queueTimeout,
+	granted, failure := askController(ctx, a.channels, a.controllers, queueTimeout,
 		func(ctx context.Context, connection *grpc.ClientConn, options ...grpc.CallOption) (*dragomanv1.AcquireTicketResponse, error) {
 			return dragomanv1.NewAdmissionServiceClient(connection).AcquireTicket(ctx, request, options...)
 		})
@@ -80,7 +80,7 @@ func (a *controllerAdmission) acquire(ctx context.Context, request *dragomanv1.A
 }
 
 func (a *controllerAdmission) release(ticket *dragomanv1.Ticket) {
-	connection, failure := a.channels.get(address{target: a.target})
+	connection, failure := a.channels.get(address{target: a.controllers.current()})
 	if failure != nil {
 		return
 	}
@@ -127,8 +127,18 @@ func (a *controllerAdmission) wait(stop <-chan struct{}) bool {
 
 type unary[R any] func(ctx context.Context, connection *grpc.ClientConn, options ...grpc.CallOption) (R, error)
 
-func askController[R any](ctx context.Context, channels *channels, target string, timeout time.Duration, call unary[R]) (R, *Error) {
-	return ask(ctx, channels, address{target: target}, timeout, "controller", "start one with 'dragoman up', or give its address", call)
+// askController asks one controller after the other: one that is away or shutting down is passed over, each one once.
+func askController[R any](ctx context.Context, channels *channels, controllers *controllers, timeout time.Duration, call unary[R]) (R, *Error) {
+	for asked := 1; ; asked++ {
+		target := controllers.current()
+		answer, failure := ask(
+			ctx, channels, address{target: target}, timeout, "controller", "start one with 'dragoman up', or give its address", call,
+		)
+		if failure == nil || asked == len(controllers.targets) || !isAway(failure) {
+			return answer, failure
+		}
+		controllers.failed(target)
+	}
 }
 
 func askAgent[R any](ctx context.Context, channels *channels, where address, timeout time.Duration, call unary[R]) (R, *Error) {
@@ -158,7 +168,7 @@ func ask[R any](ctx context.Context, channels *channels, where address, timeout 
 	case codes.Unavailable:
 		text, refused := plain(err)
 		message := fmt.Sprintf("cannot reach the %s at %s: %s; %s", whom, where.target, text, remedy)
-		return nothing, &Error{Reason: ReasonNoAgent, Message: message, refused: refused}
+		return nothing, &Error{Reason: ReasonNoAgent, Message: message, unreachable: true, refused: refused}
 	case codes.DeadlineExceeded:
 		message := fmt.Sprintf("the %s at %s did not answer in time", whom, where.target)
 		return nothing, &Error{Reason: ReasonDeadlineExceeded, Message: message}

@@ -209,25 +209,27 @@ func load(ctx context.Context, client *dragoman.Client) (any, error) {
 // loadStreams opens many streams at once and counts the CPU seconds of this process for them.
 func (c call) loadStreams(ctx context.Context, client *dragoman.Client) (any, error) {
 	before, began := cpuSeconds(), time.Now()
-	counts, failures := make([]int, c.Streams), make([]error, c.Streams)
+	counts, items, failures := make([]int, c.Streams), make([]int, c.Streams), make([]error, c.Streams)
 	var all sync.WaitGroup
 	for index := range c.Streams {
 		all.Go(func() {
 			for token, err := range client.Generate(ctx, c.Prompt.value(), c.Options.value()).Tokens() {
 				counts[index] += len(token.TokenIDs)
+				items[index]++
 				failures[index] = err
 			}
 		})
 	}
 	all.Wait()
-	tokens := 0
+	tokens, numItems := 0, 0
 	for index, count := range counts {
 		if failures[index] != nil {
 			return nil, failures[index]
 		}
 		tokens += count
+		numItems += items[index]
 	}
-	return line{"tokens": tokens, "cpu_seconds": cpuSeconds() - before, "wall_seconds": time.Since(began).Seconds()}, nil
+	return line{"tokens": tokens, "items": numItems, "cpu_seconds": cpuSeconds() - before, "wall_seconds": time.Since(began).Seconds()}, nil
 }
 
 func cpuSeconds() float64 {
