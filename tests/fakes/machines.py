@@ -34,6 +34,20 @@ class PciDevice:
 
 INTEL_GRAPHICS = PciDevice("0000:00:02.0", 0x8086, 0xA7A0, driver="i915", boot_vga=True)
 NVIDIA_CARD = PciDevice("0000:01:00.0", 0x10DE, 0x28E0, driver="nvidia")
+AMD_CARD = PciDevice("0000:c1:00.0", 0x1002, 0x74A1, driver="amdgpu")
+# An entry of torch's list, with the values that AMD publishes of an MI300X.
+AMD_LISTED: dict[str, Any] = {
+    "index": 0, "name": "AMD Instinct MI300X", "architecture": "gfx942", "memory_bytes": 192 << 30, "uuid": "",
+    "address": "0000:c1:00.0", "integrated": False,
+    "values": {
+        name: {"value": value, "unit": unit, "provenance": "reported", "labels": ()}
+        for name, value, unit in (
+            ("compute.multiprocessors", 304, ""), ("compute.warp_size", 64, ""), ("compute.max_threads_per_block", 1024, ""),
+            ("memory.total", 192 << 30, "bytes"), ("memory.free", 190 << 30, "bytes"), ("memory.l2_size", 4 << 20, "bytes"),
+            ("memory.shared_per_block", 64 << 10, "bytes"), ("memory.shared_per_multiprocessor", 64 << 10, "bytes"),
+        )
+    },
+}  # fmt: skip
 
 
 class FakeStaticNvml:
@@ -158,6 +172,7 @@ class Machine:
     files: Mapping[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     closed: tuple[str, ...] = ()
+    torch: list[dict[str, Any]] | Exception = field(default_factory=list)  # what torch lists of another maker's cards
 
     def host(self, folder: Path) -> Host:
         """The machine laid out under `folder`."""
@@ -177,7 +192,13 @@ class Machine:
             load_driver=lambda: self.driver,
             load_nvml=self._nvml_loader(),
             can_open=lambda path: path not in denied,
+            list_torch=self._list_torch,
         )
+
+    def _list_torch(self, kind: str) -> list[dict[str, Any]]:
+        if isinstance(self.torch, Exception):
+            raise self.torch
+        return self.torch
 
     def _nvml_loader(self) -> Callable[[], Any]:
         def load() -> Any:

@@ -137,18 +137,28 @@ class StepHandle(Protocol):
 
 @runtime_checkable
 class Device(Protocol):
-    """A backend. One model is loaded once; steps run in submission order."""
+    """A backend. One model is loaded once; steps run in submission order.
 
-    kind: str  # "cpu", "null", "cuda"
+    What the device under it provides (memory, synchronisation, atomics, launches) is data: `capabilities_of` in
+    capabilities.py. What cannot work is refused when the device is opened or the model loaded, by DeviceError.
+    """
+
+    kind: str  # one of DEVICE_KINDS: what plans are made for
 
     def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
-        """Take the memory the plan gives and read the weights. Raises DeviceError, changing nothing, when it cannot."""
+        """Take the memory the plan gives, read the weights, run a first step. Raises DeviceError, changing nothing, when
+        it cannot, when a model is loaded already, when the plan is another kind's, or after `close`.
+        """
 
     def submit(self, batch: StepBatch) -> StepHandle:
-        """Queue one step. The batch is the device's until its result is taken: the caller changes nothing in it."""
+        """Queue one step. The batch is the device's until its result is taken: the caller changes nothing in it.
+
+        Raises DeviceError without a model. A batch that does not fit raises it here or from `result`, writes nothing,
+        and the next step runs. Results may be taken late and in any order.
+        """
 
     def close(self) -> None:
-        """Free everything. Safe to call twice."""
+        """Free everything. Safe to call twice; nothing works afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

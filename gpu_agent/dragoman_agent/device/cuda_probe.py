@@ -7,13 +7,10 @@ prints a line of JSON a step: {"step", "seconds", "values"} or {"step", "seconds
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -31,6 +28,7 @@ from dragoman_agent.device import (
 )
 from dragoman_agent.device.cuda_probe_bench import Bench, StepError
 from dragoman_agent.device.partition import PartitionError, limits_from_environ
+from dragoman_agent.device.probe_answers import answer, first_line, own_stdout, say
 from dragoman_agent.pal.probe_steps import FULL_STEPS, QUICK_STEPS
 from dragoman_agent.pal.profile import Value
 from dragoman_kernels.probe.driver import DriverError
@@ -72,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in STEPS]
     if unknown:
         parser.error(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
-    with _own_stdout() as answers:
+    with own_stdout() as answers:
         return _measure(arguments, names, answers)
 
 
@@ -81,14 +79,14 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], answers: TextI
         limits = limits_from_environ()
         bench = Bench(arguments.index, full=arguments.full, limits=limits, cache_dir=arguments.cache)
     except (PartitionError, RuntimeError) as error:  # no driver library is a RuntimeError too
-        _say(f"GPU {arguments.index} could not be opened: {_first_line(error)}")
+        say(f"GPU {arguments.index} could not be opened: {first_line(error)}")
         return 1
     with bench:
         bench.warm_up(_WARM_UP_SECONDS)
         if limits.num_multiprocessors is not None:
             note = f"a green context; {limits.num_multiprocessors} asked for"
             count = Value(bench.session.num_multiprocessors, "", "reported", note=note)
-            _answer(answers, "partition", 0.0, values={"partition.multiprocessors": count})
+            answer(answers, "partition", 0.0, values={"partition.multiprocessors": count})
         for name in names:
             if not _run(bench, name, answers):
                 os._exit(3)  # the context is broken: nothing after it could be trusted, not even its destruction
@@ -97,16 +95,16 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], answers: TextI
 
 def _run(bench: Bench, name: str, answers: TextIO) -> bool:
     """One step; False when the device does not work any more after it."""
-    _say(f"step {name}")
+    say(f"step {name}")
     if name.startswith(_NEEDS_TORCH):
         bench.drop_pool()
     start = time.perf_counter()
     try:
         values = bench.clocks.noted(STEPS[name](bench))
     except (StepError, ValueError, RuntimeError) as error:  # driver and compiler errors are RuntimeErrors
-        _answer(answers, name, time.perf_counter() - start, error=_first_line(error))
+        answer(answers, name, time.perf_counter() - start, error=first_line(error))
         return _still_works(bench, name)
-    _answer(answers, name, time.perf_counter() - start, values=values)
+    answer(answers, name, time.perf_counter() - start, values=values)
     return True
 
 
@@ -114,43 +112,9 @@ def _still_works(bench: Bench, name: str) -> bool:
     try:
         bench.session.synchronize()
     except DriverError as error:
-        _say(f"the device answers {error} after step {name}")
+        say(f"the device answers {error} after step {name}")
         return False
     return True
-
-
-@contextmanager
-def _own_stdout() -> Iterator[TextIO]:
-    """The real stdout, for answers alone; what libraries print meanwhile goes to stderr."""
-    sys.stdout.flush()
-    real = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with open(real, "w", encoding="utf-8", closefd=False) as answers:
-            yield answers
-    finally:
-        os.dup2(real, 1)
-        os.close(real)
-
-
-def _answer(
-    answers: TextIO, step: str, seconds: float, *, values: Mapping[str, Value] | None = None, error: str = ""
-) -> None:
-    body: dict[str, object] = {"step": step, "seconds": round(seconds, 3)}
-    if values is None:
-        body["error"] = error
-    else:
-        body["values"] = {name: asdict(value) for name, value in values.items()}
-    answers.write(json.dumps(body) + "\n")
-    answers.flush()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ No allocation, no context. A device that fails is listed with its problem, and t
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 from dragoman_agent.pal import pci
 from dragoman_agent.pal.container import container_kind, container_values
 from dragoman_agent.pal.cpu_facts import cpu_device, usable_cores
@@ -17,6 +20,7 @@ from dragoman_agent.pal.nvml_facts import open_nvml
 from dragoman_agent.pal.profile import DeviceFacts
 from dragoman_agent.pal.runtime import Runtime, installed_runtime
 from dragoman_agent.pal.steps import probe_step
+from dragoman_agent.pal.torch_devices import read_torch
 
 __all__ = ["FoundDevice", "Inventory", "cpu_device", "take_inventory", "usable_cores"]
 
@@ -31,10 +35,28 @@ def take_inventory(host: Host | None = None, runtime: Runtime | None = None) -> 
     if not readings and error is None:
         error = DriverCallError("cuDeviceGetCount", "CUDA_ERROR_NO_DEVICE", 100)
     problem = "" if error is None else why_no_cuda(error, host, cards)
-    cuda = _join_all(readings, host, runtime or installed_runtime()) if readings else []
+    runtime = runtime or installed_runtime()
+    cuda = _join_all(readings, host, runtime) if readings else []
+    others, torch_problem = _of_other_makers(host, runtime, cards)
     with probe_step("cpu"):
         cpu = cpu_device(host)
-    return Inventory((*cuda, *_unlisted(cards, cuda, host, problem), cpu), problem)
+    listed = [*cuda, *others]
+
+    def why(card: pci.PciGpu) -> str:
+        return why_unlisted(card, host, problem, runtime, torch_problem)
+
+    return Inventory((*listed, *_unlisted(cards, listed, why), cpu), problem)
+
+
+def _of_other_makers(host: Host, runtime: Runtime, cards: list[pci.PciGpu]) -> tuple[list[FoundDevice], str]:
+    """What a torch that was built for another maker's cards lists, and why it lists nothing."""
+    kind = runtime.other_kind
+    if not kind:
+        return [], ""
+    with probe_step(f"torch {kind}") as step:
+        found, problem = read_torch(kind, host, runtime, cards)
+        step.outcome = problem or ", ".join(device.facts.name for device in found)
+    return found, problem
 
 
 def _join_all(readings: list[CudaReading], host: Host, runtime: Runtime) -> list[FoundDevice]:
@@ -62,20 +84,19 @@ def _join_all(readings: list[CudaReading], host: Host, runtime: Runtime) -> list
     return devices
 
 
-def _unlisted(cards: list[pci.PciGpu], cuda: list[FoundDevice], host: Host, problem: str) -> list[FoundDevice]:
-    """GPUs of the PCI bus that CUDA does not list, each with the reason."""
-    listed = {pci.slot(device.address) for device in cuda if device.address}
-    count = {"cuda": len(cuda)}
+def _unlisted(cards: list[pci.PciGpu], found: list[FoundDevice], why: Callable[[pci.PciGpu], str]) -> list[FoundDevice]:
+    """GPUs of the PCI bus that neither CUDA nor torch lists, each with the reason."""
+    listed = {pci.slot(device.address) for device in found if device.address}
+    count = Counter(device.facts.kind for device in found)
     devices = []
     for card in cards:
         if pci.slot(card.address) in listed:
             continue
-        index = count.get(card.kind, 0)
-        count[card.kind] = index + 1
+        index = count[card.kind]
+        count[card.kind] += 1
         ids = f"{card.vendor:04x}:{card.device:04x}"
         facts = DeviceFacts(card.kind, index, card.name, ids, card.memory_bytes, f"pci-{card.address}")
-        reason = why_unlisted(card, host, problem)
-        devices.append(FoundDevice(facts, integrated=card.integrated, problem=reason, address=card.address))
+        devices.append(FoundDevice(facts, integrated=card.integrated, problem=why(card), address=card.address))
     return devices
 
 

@@ -15,6 +15,7 @@ from dragoman_agent.pal.cuda_facts import DriverCallError
 from dragoman_agent.pal.found import SUPPORTED_KINDS, UNTESTED_KINDS
 from dragoman_agent.pal.host import Host
 from dragoman_agent.pal.pci import NVIDIA, PciGpu
+from dragoman_agent.pal.runtime import TORCH_FOR, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +53,20 @@ def why_no_cuda(error: DriverCallError | ImportError, host: Host, cards: list[Pc
     return known.text() if known else troubles.ANSWERED.text(code=error.code, number=error.number)
 
 
-def why_unlisted(card: PciGpu, host: Host, cuda_problem: str) -> str:
-    """Why CUDA does not list a card of the PCI bus, or why a GPU of another maker cannot be used."""
+def why_unlisted(card: PciGpu, host: Host, cuda_problem: str, runtime: Runtime, torch_problem: str) -> str:
+    """Why CUDA does not list a card of the PCI bus, or why a GPU of another maker cannot be used.
+
+    `torch_problem` is what kept torch from listing its devices, empty where it listed some.
+    """
     if card.kind == "display":
         return "a display adapter, it computes nothing"
     if card.kind not in (*SUPPORTED_KINDS, *UNTESTED_KINDS):
         return f"this version has no {card.kind} backend"
     if card.kind != "cuda":
-        return f"the {card.kind} backend does not list this card"
+        needed = TORCH_FOR[card.kind]
+        if runtime.other_kind != card.kind:
+            return troubles.TORCH_OF_ANOTHER_MAKER.text(built=runtime.built_for, needed=needed)
+        return troubles.NOT_LISTED_BY_TORCH.text(needed=needed, reason=torch_problem or "it lists others")
     if card.kernel_driver not in ("", "nvidia"):
         return troubles.OTHER_KERNEL_DRIVER.text(driver=card.kernel_driver)
     if cuda_problem:

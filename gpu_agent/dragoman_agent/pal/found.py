@@ -10,7 +10,7 @@ from dragoman_agent.pal.profile import DeviceFacts, Value
 # Backends of this version. A device of another kind is listed and refused with that reason.
 SUPPORTED_KINDS = ("cpu", "cuda")
 # Backends that are written and compiled but have never run on such a card; a verdict on one says so.
-UNTESTED_KINDS: tuple[str, ...] = ()
+UNTESTED_KINDS = ("hip", "xpu")
 
 
 @dataclass(frozen=True, slots=True)

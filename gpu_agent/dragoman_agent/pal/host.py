@@ -19,19 +19,29 @@ def _nvml() -> ModuleType:
     return importlib.import_module("pynvml")
 
 
+def _torch_devices(kind: str) -> list[dict[str, Any]]:
+    from dragoman_agent.pal.torch_devices import list_in_a_process
+
+    return list_in_a_process(kind)
+
+
 def _can_open(path: Path) -> bool:
     return os.access(path, os.R_OK | os.W_OK)
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The operating system as the facts see it. Both loaders raise ImportError where the package is not installed."""
+    """The operating system as the facts see it. Both loaders raise ImportError where the package is not installed.
+
+    `list_torch` gives the devices that torch lists of a kind, see `torch_devices.py`.
+    """
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     root: Path = Path("/")
     load_driver: Callable[[], Any] = _driver
     load_nvml: Callable[[], Any] = _nvml
     can_open: Callable[[Path], bool] = _can_open
+    list_torch: Callable[[str], list[dict[str, Any]]] = _torch_devices
 
     def path(self, absolute: str) -> Path:
         """A path of the host, such as "/proc/version"."""

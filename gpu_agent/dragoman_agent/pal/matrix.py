@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dragoman_agent.device.base import DeviceError
+from dragoman_agent.device.capabilities import capabilities_of
 from dragoman_agent.pal.found import FoundDevice, Inventory
 from dragoman_agent.pal.profile import Profile, Value
 from dragoman_agent.pal.select import Needs, NoDeviceError, Selection, Verdict, choose_device
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SCHEMA_FILE = Path(__file__).with_name("capability_matrix.schema.json")
 
 
@@ -36,16 +38,18 @@ def verdicts(inventory: Inventory) -> tuple[Verdict, ...]:
 
 def capability_matrix(inventory: Inventory, profiles: Iterable[Profile], *, from_cache: bool) -> dict[str, Any]:
     """The whole matrix. `profiles` are those of the devices that could be measured."""
+    held = list(profiles)
+    measured = {profile.fingerprint: profile.values for profile in held if profile.fingerprint}
     return {
         "schema_version": SCHEMA_VERSION,
         "cuda_problem": inventory.cuda_problem,
         "from_cache": from_cache,
-        "devices": [_device(verdict) for verdict in verdicts(inventory)],
-        "profiles": [json.loads(profile.to_json()) for profile in profiles],
+        "devices": [_device(verdict, measured.get(verdict.device.fingerprint, {})) for verdict in verdicts(inventory)],
+        "profiles": [json.loads(profile.to_json()) for profile in held],
     }
 
 
-def _device(verdict: Verdict) -> dict[str, Any]:
+def _device(verdict: Verdict, measured: Mapping[str, Value]) -> dict[str, Any]:
     device: FoundDevice = verdict.device
     facts = device.facts
     return {
@@ -69,7 +73,18 @@ def _device(verdict: Verdict) -> dict[str, Any]:
             {"pid": holder.pid, "name": holder.name, "held_bytes": holder.held_bytes} for holder in device.holders
         ],
         "values": {name: _value(value) for name, value in sorted(device.values.items())},
+        "capabilities": _capabilities(device, measured),
     }
+
+
+def _capabilities(device: FoundDevice, measured: Mapping[str, Value]) -> dict[str, Any] | None:
+    """What its backend provides on it; None for a device that cannot be used."""
+    if not device.usable:
+        return None
+    try:
+        return capabilities_of(device.facts.kind, {**measured, **device.values}).to_json()
+    except DeviceError as error:
+        return {"problem": str(error)}
 
 
 def _value(value: Value) -> dict[str, Any]:

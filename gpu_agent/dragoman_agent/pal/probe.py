@@ -8,15 +8,16 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman_agent.pal.attributes import FoundDevice, Inventory, take_inventory, usable_cores
+from dragoman_agent.pal.found import UNTESTED_KINDS
 from dragoman_agent.pal.matrix import capability_matrix
 from dragoman_agent.pal.microbench import measure_cpu
 from dragoman_agent.pal.probe_process import run_probe
-from dragoman_agent.pal.probe_steps import FULL_STEPS, NEEDED, QUICK_STEPS
+from dragoman_agent.pal.probe_steps import FULL_STEPS, NEEDED, QUICK_STEPS, TORCH_STEPS
 from dragoman_agent.pal.profile import Profile, ProfileError, Value, load_profile, now
 from dragoman_agent.pal.steps import probe_step
 
@@ -96,17 +97,31 @@ def measure_cuda(index: int, cache_dir: Path | None = None, *, full: bool = Fals
         module = [sys.executable, "-P", "-m", "dragoman_agent.device.cuda_probe"]
         return [*module, str(index), *options, "--steps", ",".join(steps)]
 
+    return _run_steps(command, FULL_STEPS if full else QUICK_STEPS, f"GPU {index}")
+
+
+def measure_torch(kind: str, index: int) -> dict[str, Value]:
+    """Measure a GPU of another maker in a process of its own, through torch and Triton. Raises ProfileError as above."""
+
+    def command(steps: Sequence[str]) -> list[str]:
+        module = [sys.executable, "-P", "-m", "dragoman_agent.device.torch_probe"]
+        return [*module, kind, str(index), "--steps", ",".join(steps)]
+
+    return _run_steps(command, TORCH_STEPS, f"{kind} device {index}")
+
+
+def _run_steps(command: Callable[[Sequence[str]], list[str]], steps: Sequence[str], name: str) -> dict[str, Value]:
     try:
-        run = run_probe(command, FULL_STEPS if full else QUICK_STEPS)
+        run = run_probe(command, steps)
     except ProfileError as error:
         raise ProfileError(
-            f"GPU {index} could not be measured ({error}); run `dragoman doctor`, or use --device cpu"
+            f"{name} could not be measured ({error}); run `dragoman doctor`, or use --device cpu"
         ) from None
-    for name, step in NEEDED.items():
-        if name not in run.values:
+    for needed, step in NEEDED.items():
+        if needed not in run.values:
             why = run.problems.get(step, "no reason given")
             raise ProfileError(
-                f"GPU {index} could not be measured: {name} is missing ({why}); run `dragoman doctor`, or use --device cpu"
+                f"{name} could not be measured: {needed} is missing ({why}); run `dragoman doctor`, or use --device cpu"
             )
     return run.values
 
@@ -115,6 +130,8 @@ def _measure(device: FoundDevice, cache_dir: Path, full: bool) -> dict[str, Valu
     with probe_step(f"measure {device.facts.kind} {device.facts.index}") as step:
         if device.facts.kind == "cuda":
             measured = measure_cuda(device.facts.index, cache_dir, full=full)
+        elif device.facts.kind in UNTESTED_KINDS:
+            measured = measure_torch(device.facts.kind, device.facts.index)
         else:
             measured = measure_cpu(usable_cores())
         step.outcome = f"{len(measured)} values"

@@ -29,6 +29,8 @@ FULL_STEPS = (
     "compute.float8",
     "compute.int8",
 )
+# What torch and Triton alone can measure, of a card that is not NVIDIA's.
+TORCH_STEPS = ("memory.read", "memory.copy", "scheduling.graph_node", "link.pinned", "compute.bfloat16")
 
 # What no plan can be made without, and the step that measures it.
 NEEDED = {

@@ -13,13 +13,33 @@ from dragoman_agent.pal import troubles
 _RELEASES = {11: 450, 12: 525, 13: 580}
 _CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 _NO_CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*None", re.MULTILINE)
+_OTHER_LINE = re.compile(r"^(hip|xpu)\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+TORCH_FOR = {"cuda": "CUDA", "hip": "ROCm", "xpu": "Intel GPUs (XPU)"}
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What the installed torch was built for: `cuda` is "13.0", "" for none, None where it cannot be told."""
+    """What the installed torch was built for: `cuda` is "13.0", "" for none, None where it cannot be told.
+
+    `hip` and `xpu` are the versions of other makers' libraries, empty for none.
+    """
 
     cuda: str | None
+    hip: str = ""
+    xpu: str = ""
+
+    @property
+    def other_kind(self) -> str:
+        """The kind of a maker's cards other than NVIDIA's that torch was built for; empty for none."""
+        return "hip" if self.hip else "xpu" if self.xpu else ""
+
+    @property
+    def built_for(self) -> str:
+        """In words."""
+        if self.other_kind:
+            return f"{TORCH_FOR[self.other_kind]} {self.hip or self.xpu}"
+        return f"CUDA {self.cuda}" if self.cuda else "no GPU"
 
 
 def installed_runtime() -> Runtime:
@@ -28,9 +48,15 @@ def installed_runtime() -> Runtime:
     if spec is None or spec.origin is None:
         return Runtime(None)
     try:
-        return Runtime(cuda_of(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")))
+        return runtime_of(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
     except OSError:
         return Runtime(None)
+
+
+def runtime_of(version_file: str) -> Runtime:
+    """From the text of torch's version.py."""
+    others = dict(_OTHER_LINE.findall(version_file))
+    return Runtime(cuda_of(version_file), others.get("hip", ""), others.get("xpu", ""))
 
 
 def cuda_of(version_file: str) -> str | None:

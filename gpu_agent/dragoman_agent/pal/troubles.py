@@ -90,6 +90,16 @@ TORCH_WITHOUT_CUDA: Final = Trouble(
     "a CPU-only torch was installed",
     "install the torch for CUDA: pip install --force-reinstall torch",
 )
+TORCH_OF_ANOTHER_MAKER: Final = Trouble(
+    "the installed torch was built for {built}, this card needs one for {needed}",
+    "a torch serves the cards of one maker",
+    "install that torch to use this card, an untested backend, or leave the work to the other devices",
+)
+NOT_LISTED_BY_TORCH: Final = Trouble(
+    "the installed torch for {needed} does not list this card ({reason})",
+    "its driver is missing, or torch does not support the card",
+    "install the maker's driver, and see what torch says: dragoman probe --log-level debug",
+)
 DRIVER_LACKS_FUNCTION: Final = Trouble(
     "the NVIDIA driver lacks {call}",
     "the driver is too old",
@@ -152,6 +162,11 @@ DRIVER_ANSWERS: Final = MappingProxyType(
 )
 
 # What limits a device without ruling it out.
+UNTESTED_BACKEND: Final = Trouble(
+    "the {kind} backend is untested: it is written and compiled, and has never run on such a card",
+    "the project had no such card",
+    "compare its answers with those of --device cpu before you rely on it",
+)
 L2_NOT_REPORTED: Final = Trouble(
     "the driver does not report the size of the L2 cache",
     "the driver answers 0, as under some virtual machines",

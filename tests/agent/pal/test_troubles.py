@@ -11,6 +11,8 @@ import pynvml
 import pytest
 from tests.fakes.cuda_driver import GIB, H200, RTX_4060_LAPTOP, TESLA_T4, CUresult, FakeDriver
 from tests.fakes.machines import (
+    AMD_CARD,
+    AMD_LISTED,
     CUDA_13,
     NVIDIA_CARD,
     WSL,
@@ -29,6 +31,7 @@ from dragoman_agent.pal.needs import needs_of
 from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for
 from dragoman_agent.pal.runtime import Runtime
 from dragoman_agent.pal.select import NoDeviceError, choose_device
+from dragoman_agent.pal.torch_devices import TorchListError
 from dragoman_agent.pal.troubles import DRIVER_ANSWERS, Trouble
 
 PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
@@ -59,6 +62,9 @@ MACHINES: dict[str, Machine] = {
     "FAILED_HALF_WAY": with_cards(H200.but(failing={"cuDeviceGetName": CUresult.CUDA_ERROR_UNKNOWN})),
     "DRIVER_TOO_OLD": with_cards(H200, driver=FakeDriver(H200, version=12080)),
     "TORCH_WITHOUT_CUDA": with_cards(H200),
+    "TORCH_OF_ANOTHER_MAKER": Machine(NO_LIBRARY, pci=(AMD_CARD,)),
+    "NOT_LISTED_BY_TORCH": Machine(NO_LIBRARY, pci=(AMD_CARD,), torch=TorchListError("HIP error: no device")),
+    "UNTESTED_BACKEND": Machine(NO_LIBRARY, pci=(AMD_CARD,), torch=[AMD_LISTED]),
     "DRIVER_LACKS_FUNCTION": with_cards(H200, driver=FakeDriver(H200, lacks=("cuDeviceGetCount",))),
     "ANSWERED": without_cards(CUresult.CUDA_ERROR_INVALID_VALUE),
     "L2_NOT_REPORTED": with_cards(H200.but(L2_CACHE_SIZE=0)),
@@ -74,6 +80,9 @@ MACHINES: dict[str, Machine] = {
     "BAD_LIMIT": with_cards(H200, environ={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "x"}),
     **{code: without_cards(CUresult[code]) for code in DRIVER_ANSWERS},
 }
+
+ROCM = Runtime("", hip="6.4.43482")
+RUNTIMES = {"TORCH_WITHOUT_CUDA": Runtime(""), "NOT_LISTED_BY_TORCH": ROCM, "UNTESTED_BACKEND": ROCM}
 
 
 def section(title: str) -> list[tuple[str, str, str]]:
@@ -114,7 +123,7 @@ def test_every_row_is_played() -> None:
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_the_message_is_what_the_machine_brings_forth(name: str, tmp_path: Path) -> None:
     trouble = CATALOGUE[name]
-    runtime = Runtime("") if name == "TORCH_WITHOUT_CUDA" else CUDA_13
+    runtime = RUNTIMES.get(name, CUDA_13)
     expected = pattern(blanked(trouble.what)) + "; " + pattern(blanked(trouble.do))
     texts = said(MACHINES[name], tmp_path / "machine", runtime)
     assert any(re.search(rf"^(every card is )?{expected}$", text) for text in texts), texts
