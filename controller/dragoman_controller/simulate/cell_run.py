@@ -1,0 +1,361 @@
+"""One cell in virtual time: the real Cell, simulated agents, and clients that ask, retry and resume as the Python client does."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+from dragoman.errors import DragomanError
+from dragoman.limits import MAX_RESUMES
+from dragoman.retry import RetryPolicy, may_pass
+from dragoman.v1 import error_pb2
+from dragoman_controller.admission import Answer, Queued
+from dragoman_controller.candidates import Shape
+from dragoman_controller.cell import HEARTBEAT_INTERVAL_SECONDS, TICK_SECONDS, Cell, Outcome
+from dragoman_controller.commands import Drain
+from dragoman_controller.placer import Granted, Ticket
+from dragoman_controller.policy import Policy
+from dragoman_controller.requests import AdmissionRequest, Priority, Resume
+from dragoman_controller.simulate.agent import SimulatedAgent
+from dragoman_controller.simulate.choosers import CHOOSERS, OURS, forecast, oracle
+from dragoman_controller.simulate.faults import Fault
+from dragoman_controller.simulate.profiles import AgentProfile
+from dragoman_controller.simulate.seat import Seat, full_agent
+from dragoman_controller.simulate.streams import End, Stream
+from dragoman_controller.simulate.tally import Tally
+from dragoman_controller.simulate.workload import NO_PREFIX, Workload, prefix_units
+from dragoman_controller.tickets import CellKey
+
+MODEL = "simulated"
+# A controller that is started anew is away for this long.
+RESTART_SECONDS = 1.0
+# An agent to which nothing came and of which nothing ended is heard this often: its beat would say nothing new.
+QUIET_BEAT_SECONDS = 1.0
+_DRAIN_GRACE_SECONDS = 180.0
+_HORIZON_SECONDS = 3600.0
+_CLIENT = RetryPolicy()
+_KEY = CellKey(1, bytes(32))
+_PRIORITIES = {int(priority): priority for priority in Priority}
+_Event = Callable[[Any], None]
+
+
+def _busy(agent_id: str) -> DragomanError:
+    return DragomanError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{agent_id} is full: ask again", retry_delay=0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class CellSettings:
+    """How a cell is run. `sample_every`: of so many placements one is held against the oracle; 0 is none."""
+
+    policy: Policy = field(default_factory=Policy)
+    chooser: str = OURS
+    seed: int = 1
+    beat_seconds: float = HEARTBEAT_INTERVAL_SECONDS
+    network_seconds: float = 0.001
+    sample_every: int = 10
+    faults: tuple[Fault, ...] = ()
+
+
+class CellRun:
+    """Owns the virtual time of one cell. `agents`: (id, profile) of each; `numbers`: which requests of the workload it gets."""
+
+    def __init__(
+        self,
+        settings: CellSettings,
+        agents: Sequence[tuple[str, AgentProfile]],
+        workload: Workload,
+        numbers: Sequence[int],
+        name: str = "cell",
+    ) -> None:
+        self.now = 0.0
+        self.tally = Tally()
+        self._settings, self._workload, self._numbers = settings, workload, numbers
+        self._rng = Random(f"{settings.seed} {name}")
+        self._seats = {agent_id: Seat(full_agent(agent_id, profile, MODEL), profile) for agent_id, profile in agents}
+        self._agents = {agent_id: seat.agent for agent_id, seat in self._seats.items()}
+        self._units: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._events: list[tuple[float, int, _Event, Any]] = []
+        self._sequence = 0
+        self._num_running = self._num_queued = 0
+        self._unanswered: dict[int, Stream] = {}
+        self._cut_at: dict[int, float] = {}
+        self._restarts = 0
+        self._cell: Cell | None = None
+        self._start_controller(None)
+        spacing = settings.beat_seconds / len(self._seats)
+        self._beats = deque((index * spacing, seat) for index, seat in enumerate(self._seats.values()))
+        for seat in self._seats.values():
+            seat.join(self._controller, self.now)
+        for fault in settings.faults:
+            if fault.kind == "restart" or fault.agent_id in self._seats:
+                self._at(fault.seconds, self._fault, fault)
+
+    @property
+    def _controller(self) -> Cell:
+        assert self._cell is not None
+        return self._cell
+
+    def run(self) -> Tally:
+        """Until every request has ended, or an hour after the last one came."""
+        seconds, numbers, events, beats = self._workload.seconds, self._numbers, self._events, self._beats
+        total, index = len(numbers), 0
+        tick_at = TICK_SECONDS
+        horizon = (seconds[numbers[-1]] if total else 0.0) + _HORIZON_SECONDS
+        while len(self.tally) < total and self.now < horizon:
+            arrival_at = seconds[numbers[index]] if index < total else math.inf
+            event_at = events[0][0] if events else math.inf
+            beat_at = beats[0][0]
+            if event_at <= arrival_at and event_at <= beat_at and event_at <= tick_at:
+                self.now = event_at
+                _, _, act, subject = heapq.heappop(events)
+                act(subject)
+            elif arrival_at <= beat_at and arrival_at <= tick_at:
+                self.now = arrival_at
+                self._ask(self._arrive(numbers[index]))
+                index += 1
+            elif beat_at <= tick_at:
+                self.now = beat_at
+                seat = beats.popleft()[1]
+                self._beat(seat)
+                beats.append((beat_at + self._settings.beat_seconds, seat))
+            else:
+                self.now = tick_at
+                tick_at += TICK_SECONDS
+                if self._cell is not None:
+                    self._cell.tick()
+        self._count_unfinished(total)
+        return self.tally
+
+    def _count_unfinished(self, total: int) -> None:
+        counts = self.tally.counts
+        counts["unfinished"] += total - len(self.tally)
+        counts["preemptions"] += sum(seat.num_preemptions + seat.agent.num_preemptions for seat in self._seats.values())
+
+    def _at(self, seconds: float, act: _Event, subject: Any) -> None:
+        self._sequence += 1
+        heapq.heappush(self._events, (seconds, self._sequence, act, subject))
+
+    # The client.
+
+    def _arrive(self, number: int) -> Stream:
+        arrival = self._workload.at(number)
+        units: tuple[int, ...] = ()
+        if arrival.prefix != NO_PREFIX:
+            key = arrival.prefix, arrival.prefix_tokens
+            known = self._units.get(key)
+            if known is None:
+                known = self._units[key] = prefix_units(self._workload.prefixes[arrival.prefix], arrival.prefix_tokens)
+            units = known
+        return Stream(
+            number, self.now, arrival.tenant, arrival.priority, arrival.prompt_tokens, arrival.output_tokens,
+            arrival.prefix, arrival.prefix_tokens, units,
+        )  # fmt: skip
+
+    def _ask(self, stream: Stream) -> None:
+        if self._cell is None:
+            self._ask_later(stream, None)
+            return
+        stream.asked_at = self.now
+        resume = None
+        if stream.origin is not None:
+            resume = Resume(*stream.origin, stream.attempt, stream.delivered)
+        request = AdmissionRequest(
+            request_id=str(stream.number),
+            model=MODEL,
+            prompt_tokens=stream.prompt_tokens,
+            prompt_bytes=0,
+            prompt_digest=stream.number.to_bytes(32, "little"),
+            max_output_tokens=stream.output_tokens,
+            block_hashes=stream.units,
+            priority=_PRIORITIES[stream.priority],
+            tenant=self._workload.tenants[stream.tenant],
+            resume=resume,
+        )
+        self._unanswered[stream.number] = stream
+        self._cell.admission.submit(request, partial(self._answered, stream, self._restarts))
+
+    def _answered(self, stream: Stream, restarts: int, answer: Answer) -> None:
+        if restarts != self._restarts:
+            return  # from a controller that is gone: nobody listens there any more
+        if isinstance(answer, Granted):
+            self._left_queue(stream)
+            stream.granted = answer
+            self._sample_regret(stream, answer.ticket.agent_id)
+            self._at(self.now + self._settings.network_seconds, self._accept, (stream, answer.ticket))
+        elif isinstance(answer, Queued):
+            if not stream.queued:
+                stream.queued = True
+                self._num_queued += 1
+                self.tally.counts["queued"] += 1
+                self.tally.max_num_queued = max(self.tally.max_num_queued, self._num_queued)
+        else:
+            self._left_queue(stream)
+            self._ask_later(stream, answer)
+
+    def _left_queue(self, stream: Stream) -> None:
+        self._unanswered.pop(stream.number, None)
+        if stream.queued:
+            stream.queued = False
+            self._num_queued -= 1
+
+    def _ask_later(self, stream: Stream, error: DragomanError | None) -> None:
+        """As the client's policy says; gives up where that does."""
+        stream.num_failures += 1
+        cut_at = self._cut_at.get(stream.number)
+        patient = stream.num_failures < _CLIENT.max_attempts
+        if error is None:
+            patient = self.now - stream.asked_at < _CLIENT.refused_patience_seconds
+        if cut_at is not None:
+            patient = self.now - cut_at < _CLIENT.resume_patience_seconds
+        if not patient or (error is not None and not may_pass(error, resuming=cut_at is not None)):
+            self._end(stream, End.LOST if cut_at is not None else End.REFUSED)
+            return
+        self.tally.counts["retries"] += 1
+        self._at(self.now + _CLIENT.delay(stream.num_failures, error, self._rng), self._ask, stream)
+
+    def _accept(self, going: tuple[Stream, Ticket]) -> None:
+        """The request reaches the agent of a ticket, which has the final word."""
+        stream, ticket = going
+        seat = self._seats[ticket.agent_id]
+        agent = seat.agent
+        if agent.epoch == ticket.epoch and agent.offer(stream, self.now):
+            stream.jti = ticket.jti
+            stream.num_failures = 0
+            seat.has_news = True
+            self._num_running += 1
+            self.tally.max_num_running = max(self.tally.max_num_running, self._num_running)
+            self._schedule(agent)
+            return
+        self.tally.counts["refused by agent"] += 1
+        if agent.is_alive:
+            seat.outcomes.append(Outcome(ticket.jti, 0.0, 0.0, 0, True))
+        fallback = stream.granted.fallback if stream.granted is not None else None
+        if fallback is not None and fallback is not ticket:
+            self._at(self.now + 2 * self._settings.network_seconds, self._accept, (stream, fallback))
+        elif not agent.is_alive:
+            self._cut(stream, agent, stream.delivered)
+        else:
+            self._ask_later(stream, _busy(ticket.agent_id))
+
+    def _cut(self, stream: Stream, agent: SimulatedAgent, delivered: int) -> None:
+        """Its agent is gone: the client goes on at another, from what it has."""
+        stream.delivered, stream.origin = delivered, (agent.agent_id, agent.epoch)
+        stream.attempt += 1
+        self._cut_at.setdefault(stream.number, self.now)
+        if stream.attempt > MAX_RESUMES:
+            self._end(stream, End.LOST)
+            return
+        self.tally.counts["resumes"] += 1
+        self._at(self.now + _CLIENT.delay(1, None, self._rng), self._ask, stream)
+
+    def _end(self, stream: Stream, end: End) -> None:
+        stream.end = end
+        self._cut_at.pop(stream.number, None)
+        self.tally.ended(stream, self.now)
+
+    # The agents.
+
+    def _schedule(self, agent: SimulatedAgent) -> None:
+        if agent.next_at < math.inf and agent.next_at != agent.scheduled_at:
+            agent.scheduled_at = agent.next_at
+            self._at(agent.next_at, self._step, agent)
+
+    def _step(self, agent: SimulatedAgent) -> None:
+        if agent.next_at != self.now:
+            return  # it was cut short, or is gone
+        ended = agent.step()
+        if ended:
+            seat = self._seats[agent.agent_id]
+            seat.has_news = True
+            self._num_running -= len(ended)
+            counts = self.tally.counts
+            for stream in ended:
+                seat.outcomes.append(
+                    Outcome(
+                        stream.jti,
+                        stream.run_first_at - stream.accepted_at,
+                        self.now - stream.accepted_at,
+                        stream.output_tokens - stream.delivered,
+                        False,
+                    )
+                )
+                counts["prompt tokens"] += stream.prompt_tokens
+                counts["cached tokens"] += stream.cached_tokens
+                counts["shared tokens"] += stream.prefix_tokens
+                self._end(stream, End.FINISHED)
+        self._schedule(agent)
+
+    def _beat(self, seat: Seat) -> None:
+        """A Heartbeat reaches the controller, with outcomes and KV events; nothing while the controller is away."""
+        if self._cell is None or not seat.agent.is_alive:
+            return
+        if not seat.is_member and not seat.join(self._cell, self.now):
+            return
+        if not seat.has_news and self.now - seat.beat_at < QUIET_BEAT_SECONDS:
+            return
+        seat.beat(self._cell, self.now)
+
+    def _sample_regret(self, stream: Stream, chosen: str) -> None:
+        every = self._settings.sample_every
+        if not every or stream.number % every:
+            return
+        shape = Shape(stream.prompt_tokens + stream.delivered, max(stream.output_tokens - stream.delivered, 1))
+        seconds = {
+            agent_id: forecast(agent, shape, {agent_id: agent.held_units(stream.prefix, stream.units) * 64}, self.now)
+            for agent_id, agent in self._agents.items()
+            if agent_id == chosen or (agent.takes_requests and agent.profile.max_context_tokens > shape.prompt_tokens)
+        }
+        self.tally.regrets.append(seconds[chosen] / min(seconds.values()) - 1.0)
+
+    # What goes wrong.
+
+    def _fault(self, fault: Fault) -> None:
+        self.tally.counts[f"fault {fault.kind}"] += 1
+        if fault.kind == "restart":
+            self._stop_controller()
+            return
+        seat = self._seats[fault.agent_id]
+        if fault.kind == "kill" and seat.agent.is_alive:
+            lost = seat.agent.kill(self.now)
+            seat.disconnect(self._cell)
+            self._num_running -= len(lost)
+            for stream, delivered in lost:
+                self._cut(stream, seat.agent, delivered)
+        elif fault.kind == "join" and not seat.agent.is_alive:
+            seat.revive()
+            self._agents[fault.agent_id] = seat.agent
+        elif fault.kind == "drain" and seat.is_member and self._cell is not None:
+            seat.drain(self._cell, Drain(_DRAIN_GRACE_SECONDS))
+            self._at(self.now + _DRAIN_GRACE_SECONDS, self._hand_over, seat)
+
+    def _hand_over(self, seat: Seat) -> None:
+        """The grace is over: what still runs goes on elsewhere."""
+        for stream, delivered in seat.agent.kill(self.now):
+            self._num_running -= 1
+            self._cut(stream, seat.agent, delivered)
+        if self._cell is not None and seat.is_member:
+            seat.leave(self._cell)
+
+    def _stop_controller(self) -> None:
+        """Grants and queue are lost with it; streams go on. Who waited for an answer asks again."""
+        waiting = list(self._unanswered.values())
+        self._restarts += 1
+        self._cell = None
+        for seat in self._seats.values():
+            seat.forget_controller()
+        for stream in waiting:
+            self._left_queue(stream)
+            self._ask_later(stream, None)
+        self._at(self.now + RESTART_SECONDS, self._start_controller, None)
+
+    def _start_controller(self, _: None) -> None:
+        settings = self._settings
+        choose = CHOOSERS[settings.chooser] or oracle(self._agents, lambda: self.now)
+        rng = Random(f"{settings.seed} {self._rng.random()}")
+        self._cell = Cell((_KEY,), settings.policy, self.tally, lambda: self.now, rng, choose)
