@@ -41,6 +41,7 @@ class Outcome:
     output_tokens: int
     incomplete: bool
     engine_lost: bool = False
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,7 @@ class Cell:
             return
         num_tokens = -(-outcome.output_tokens // grant.num_slots)
         went = Went(outcome.ttft_seconds, outcome.total_seconds, num_tokens)
-        self._observer.judged(self.placer.learn(grant, went))
+        self._observer.judged(self.placer.learn(grant, went, outcome.prompt_tokens))
 
     def _take_result(self, member: Member, result: CommandResult) -> None:
         command = self.outbox(member).acknowledge(result.command_id)

@@ -17,7 +17,7 @@ from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placement import Choose, Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
 from dragoman_controller.quote import AgentQuotes, Features, Judgement, Quote, Quotes, Went
-from dragoman_controller.requests import AdmissionRequest, Resume
+from dragoman_controller.requests import BYTES_PER_TOKEN_GUESS, AdmissionRequest, Resume
 from dragoman_controller.tickets import USABLE_SECONDS, Bearer, Claims, Minted, TicketMinter
 from dragoman_controller.views import ServiceTimes, plan_of, view_of
 
@@ -25,6 +25,10 @@ _OTHER_PLAN = "a stream goes on where plan and architecture are those it began w
 _MAX_KNOWN_MODELS = 1024
 _MAX_KNOWN_PLANS = 4096
 _RATE_SECONDS = 0.5
+_SIZE_WEIGHT = 0.1
+_MAX_BYTES_PER_TOKEN = 64.0
+# No request takes so long; an agent that says so is not believed.
+_MAX_TOTAL_SECONDS = 1e6
 _USABLE_MS = int(USABLE_SECONDS * 1000)
 _NOBODY: Mapping[str, str] = MappingProxyType({})
 
@@ -113,6 +117,8 @@ class Placer:
         self._minter, self._placements, self._clock, self._rng = minter, placements, clock, rng
         self.service_times = ServiceTimes()
         self._models: dict[str, Candidates] = {}
+        # Of prompts whose length in tokens only the agent knew, by model.
+        self._bytes_per_token: dict[str, float] = {}
         self._served: dict[tuple[str, str], _Served] = {}
         # Read for each request that waits or is turned away: a flood of them must not cost a look at every agent.
         self._rates: dict[str, tuple[float, float]] = {}
@@ -159,7 +165,10 @@ class Placer:
     def uncached_tokens(self, request: AdmissionRequest) -> int:
         """Prompt tokens to be computed at the agent that holds most of the prefix."""
         held = self._index.lookup(request.block_hashes)
-        return max(request.predicted_prompt_tokens - max(held.values(), default=0) * UNIT_TOKENS, 1)
+        return max(self._prompt_tokens(request) - max(held.values(), default=0) * UNIT_TOKENS, 1)
+
+    def _prompt_tokens(self, request: AdmissionRequest) -> int:
+        return request.predicted_prompt_tokens(self._bytes_per_token.get(request.model, BYTES_PER_TOKEN_GUESS))
 
     def remember_plan(self, member: Member) -> None:
         """Notes by which plan and architecture the streams of this life were begun."""
@@ -241,8 +250,17 @@ class Placer:
         self.refresh(served.member)
         return Granted(ticket, fallback, quote, now + USABLE_SECONDS)
 
-    def learn(self, grant: Grant, outcome: Went) -> list[Judgement]:
-        """Takes how a request of the agent it was placed at went; tells how its quote did."""
+    def learn(self, grant: Grant, outcome: Went, prompt_tokens: int = 0) -> list[Judgement]:
+        """Takes how a request of the agent it was placed at went; tells how its quote did.
+
+        `prompt_tokens`: as the agent counted them, 0 where it did not say.
+        """
+        if not 0.0 <= outcome.ttft_seconds <= outcome.total_seconds <= _MAX_TOTAL_SECONDS:
+            return []
+        if grant.prompt_bytes and prompt_tokens:
+            before = self._bytes_per_token.get(grant.model, BYTES_PER_TOKEN_GUESS)
+            seen = min(max(grant.prompt_bytes / prompt_tokens, 1.0), _MAX_BYTES_PER_TOKEN)
+            self._bytes_per_token[grant.model] = before + _SIZE_WEIGHT * (seen - before)
         self.service_times.observe(grant.agent_id, outcome.total_seconds)
         quotes = self._quotes.of(grant.agent_id)
         finish = grant.finish_seconds(outcome.output_tokens)
@@ -264,6 +282,7 @@ class Placer:
             if gone is not None:
                 del self._models[gone]
                 self._rates.pop(gone, None)
+                self._bytes_per_token.pop(gone, None)
         candidates = self._models[name] = Candidates()
         return candidates
 
@@ -273,7 +292,7 @@ class Placer:
             return None
         held = self._index.lookup(request.block_hashes) if request.block_hashes else {}
         cached = {agent_id: units * UNIT_TOKENS for agent_id, units in held.items()}
-        shape = _shape(request, candidates.largest_context)
+        shape = _shape(request, self._prompt_tokens(request), candidates.largest_context)
         candidates.learn(shape)
         if request.resume is not None:
             other_plans = self._other_plans(request.resume, candidates)
@@ -373,11 +392,11 @@ def _model_of(member: Member, name: str) -> ModelSpec:
     return next(model for model in member.spec.models if model.name == name)
 
 
-def _shape(request: AdmissionRequest, largest_context: int) -> Shape:
+def _shape(request: AdmissionRequest, prompt_tokens: int, largest_context: int) -> Shape:
     """No request is taken for longer than any agent's context: an absurd claim must not weigh on an agent's view."""
     min_context = request.min_context_tokens()
     return Shape(
-        prompt_tokens=min(request.predicted_prompt_tokens, largest_context),
+        prompt_tokens=min(prompt_tokens, largest_context),
         output_tokens=min(request.predicted_output_tokens(), largest_context),
         num_choices=request.num_choices,
         min_context_tokens=min_context,

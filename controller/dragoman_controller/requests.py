@@ -15,7 +15,7 @@ from dragoman.v1 import error_pb2
 MAX_ID_BYTES = 128
 DIGEST_BYTES = 32
 # English text runs at about four bytes a token; used only to predict where the client has no tokenizer.
-BYTES_PER_TOKEN_GUESS = 4
+BYTES_PER_TOKEN_GUESS = 4.0
 # A tokenizer may put a few tokens of its own around a text.
 NUM_ADDED_TOKENS = 16
 # Output predicted where the client sets no limit; a whole context would make every agent look alike.
@@ -67,13 +67,12 @@ class AdmissionRequest:
     def __post_init__(self) -> None:
         self.key = self.tenant, self.request_id, self.resume.attempt if self.resume else 0
 
-    @property
-    def predicted_prompt_tokens(self) -> int:
+    def predicted_prompt_tokens(self, bytes_per_token: float = BYTES_PER_TOKEN_GUESS) -> int:
         """Tokens the agent is expected to find in the context at its start: prompt and delivered tokens."""
         delivered = self.resume.from_cursor if self.resume else 0
         if self.prompt_tokens is not None:
             return self.prompt_tokens + delivered
-        return max(1, self.prompt_bytes // BYTES_PER_TOKEN_GUESS) + delivered
+        return max(1, int(self.prompt_bytes / bytes_per_token)) + delivered
 
     def min_context_tokens(self) -> int:
         """Least context that can hold the request: its prompt and one token. 1 where only bytes are known."""

@@ -40,6 +40,29 @@ def test_outcomes_bring_the_quotes_to_what_is_observed(bench: Any) -> None:
     assert max(one.error for one in recent) < 0.1
 
 
+def test_the_length_of_texts_in_tokens_is_learnt_from_the_agents(bench: Any) -> None:
+    bench.join(max_running=8)
+    first = grant_of(bench.ask(prompt_tokens=None, prompt_bytes=3000))
+    assert bench.cell.ledger.find(first.ticket.jti).prompt_tokens == 750
+    for _ in range(60):
+        granted = grant_of(bench.ask(prompt_tokens=None, prompt_bytes=3000))
+        bench.beat(outcomes=[Outcome(granted.ticket.jti, 0.1, 1.0, 50, False, prompt_tokens=3000)])
+    assert (
+        bench.cell.ledger.find(grant_of(bench.ask(prompt_tokens=None, prompt_bytes=3000)).ticket.jti).prompt_tokens
+        > 2900
+    )
+    assert bench.cell.ledger.find(grant_of(bench.ask(prompt_tokens=10)).ticket.jti).prompt_tokens == 10
+
+
+def test_absurd_outcomes_free_the_slot_and_teach_nothing(bench: Any) -> None:
+    bench.join()
+    before = bench.cell.quotes.of("a").weights
+    for ttft, total in ((-1.0, 1.0), (2.0, 1.0), (1.0, 1e18)):
+        granted = grant_of(bench.ask())
+        bench.beat(outcomes=[Outcome(granted.ticket.jti, ttft, total, 50, False)])
+    assert len(bench.cell.ledger) == 0 and not bench.judgements and bench.cell.quotes.of("a").weights == before
+
+
 def test_an_incomplete_outcome_frees_the_slot_and_teaches_nothing(bench: Any) -> None:
     bench.join()
     granted = grant_of(bench.ask())

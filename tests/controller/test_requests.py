@@ -47,6 +47,6 @@ def test_good_requests_pass(bench: Any) -> None:
 
 def test_sizes_that_are_not_told_are_predicted(bench: Any) -> None:
     request = bench.request("r", prompt_tokens=None, prompt_bytes=400, max_output_tokens=0)
-    assert request.predicted_prompt_tokens == 100
+    assert request.predicted_prompt_tokens() == 100
     assert request.predicted_output_tokens() == DEFAULT_OUTPUT_TOKENS
     assert request.min_context_tokens() == 1

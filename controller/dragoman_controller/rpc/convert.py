@@ -181,6 +181,7 @@ def outcome_of(message: agent_registry_service_pb2.RequestOutcome) -> Outcome:
         output_tokens=message.output_tokens,
         incomplete=message.incomplete,
         engine_lost=message.engine_lost,
+        prompt_tokens=message.prompt_tokens,
     )
 
 
