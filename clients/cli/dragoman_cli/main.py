@@ -25,6 +25,7 @@ VERBS = {
     "explain": ("explain", "Explain the decisions of an agent, or of a plan, in plain words."),
     "doctor": ("doctor", "Check this machine and say how to fix what is wrong."),
     "models": ("models", "List, show, verify and fetch models."),
+    "simulate": ("simulate", "Simulate a fleet under load: admission, placement and quotes in virtual time."),
     "bench": ("bench", "Measure against other engines."),
     "config": ("config_show", "Show the settings in effect and where each came from."),
     "version": ("version", "Show versions."),
