@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -70,8 +70,11 @@ class _Job:
     name: str
 
 
-def simulate(scenario: Scenario) -> Tally:
-    """What was seen in all cells. The same for equal scenarios, whatever the number of processes. Raises ValueError."""
+def simulate(scenario: Scenario, on_cell: Callable[[Tally], None] = lambda _: None) -> Tally:
+    """What was seen in all cells. The same for equal scenarios, whatever the number of processes. Raises ValueError.
+
+    `on_cell` is told of each cell that is done, in their order.
+    """
     scenario.check()
     tally = Tally()
     cells = divide(scenario.fleet, scenario.cell_agents)
@@ -79,11 +82,14 @@ def simulate(scenario: Scenario) -> Tally:
     num_processes = min(scenario.num_processes, len(cells))
     if num_processes == 1:
         for job in jobs:
-            tally.merge(_run(job))
+            done = _run(job)
+            tally.merge(done)
+            on_cell(done)
         return tally
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
         for done in pool.map(_run, jobs):
             tally.merge(done)
+            on_cell(done)
     return tally
 
 
