@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import uuid
@@ -26,6 +25,7 @@ from dragoman_gateway.errors import ApiError, from_dragoman
 from dragoman_gateway.http import CLIENT_CLOSED_REQUEST, ClientGone, error_reply, parse_json_object, read_body
 from dragoman_gateway.requests import outcome_of
 from dragoman_gateway.streaming import SEND_KEY, internal_error
+from dragoman_gateway.tenants import ApiKeys, tenant_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _SLASHES = re.compile(r"/{2,}")
 _KEYLESS_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs"})
 _ALLOWED_METHODS = b"GET, HEAD, POST, OPTIONS"
 _KNOWN_REQUEST_HEADERS = (
-    "authorization, content-type, x-api-key, x-request-id, idempotency-key, openai-organization, openai-project, "
+    "authorization, content-type, x-api-key, x-dragoman-tenant, x-request-id, idempotency-key, openai-organization, openai-project, "
     "x-stainless-lang, x-stainless-package-version, x-stainless-os, x-stainless-arch, x-stainless-runtime, "
     "x-stainless-runtime-version, x-stainless-retry-count, x-stainless-timeout, x-stainless-async, "
     "x-stainless-read-timeout, x-stainless-raw-response, x-stainless-helper-method"
@@ -54,7 +54,7 @@ Reader = Callable[[Request, Backend], Awaitable[Response]]
 class GatewayApp:
     """The outermost layer: what holds for every response, also for those that no route made."""
 
-    def __init__(self, backend: Backend, api_keys: frozenset[bytes]) -> None:
+    def __init__(self, backend: Backend, api_keys: ApiKeys) -> None:
         self._backend = backend
         self._api_keys = api_keys
         self._routes = build_routes(backend)
@@ -81,16 +81,8 @@ class GatewayApp:
         try:
             if scope["method"] == "OPTIONS":
                 await _preflight(headers)(scope, receive, send_with_headers)
-            elif not self._has_key(scope["path"], headers):
-                reply = error_reply(
-                    ApiError(
-                        401,
-                        "the API key is missing or wrong; send it as a bearer token or in x-api-key",
-                        code="invalid_api_key",
-                    ),
-                    {"www-authenticate": "Bearer"},
-                )
-                await reply(scope, receive, send_with_headers)
+            elif refusal := self._refusal(scope, headers):
+                await refusal(scope, receive, send_with_headers)
             else:
                 await self._routes(scope, receive, send_with_headers)
         except Exception:
@@ -100,14 +92,20 @@ class GatewayApp:
             else:
                 raise
 
-    def _has_key(self, path: str, headers: Headers) -> bool:
-        if not self._api_keys or path in _KEYLESS_PATHS:
-            return True
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
-        # Every key is compared with every value, so that the time tells nothing about where they differ.
-        matches = [hmac.compare_digest(value.encode(), key) for value in given for key in self._api_keys]
-        return any(matches)
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """Why the request may not go on; None where it may, and its tenant is known then."""
+        scope["state"]["tenant"] = ""
+        if scope["path"] in _KEYLESS_PATHS:
+            return None
+        tenant = self._api_keys.find(headers) if self._api_keys else ""
+        if tenant is None:
+            message = "the API key is missing or wrong; send it as a bearer token or in x-api-key"
+            return error_reply(ApiError(401, message, code="invalid_api_key"), {"www-authenticate": "Bearer"})
+        try:
+            scope["state"]["tenant"] = tenant_of(tenant, headers)
+        except ApiError as error:
+            return error_reply(error)
+        return None
 
 
 def build_routes(backend: Backend) -> Starlette:

@@ -142,7 +142,7 @@ class Links:
         link = self._links.get(key)
         if link is None or not link.is_open:
             self._forget_closed()
-            link = AgentLink(self._channels.get(ticket.data_address), ticket.agent_id, ticket.epoch)
+            link = AgentLink(self._channels.get(ticket.data_address, ticket.agent_id), ticket.agent_id, ticket.epoch)
             self._links[key] = link
         return link
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from dragoman.controllers import Controllers
 from dragoman.errors import DragomanError
+from dragoman.tls import TlsIdentity
 from dragoman.v1 import agent_pb2, error_pb2
 from dragoman_gateway.admission import Admissions
 from dragoman_gateway.attach import Links
@@ -29,10 +30,11 @@ class Abortable(Protocol):
 class Backend:
     """Owns the connections of this process. `start` on the loop, `close` at the end."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, tls: TlsIdentity | None = None) -> None:
+        """`tls`: who the gateway is towards controllers and agents; None for loopback."""
         self.settings = settings
         self.metrics = GatewayMetrics()
-        self.channels = Channels()
+        self.channels = Channels(tls.channel_credentials() if tls else None)
         self.controllers = Controllers(settings.controller)
         self.fleet = Fleet(self.channels, self.controllers, self._member_changed, self._member_left)
         self.admissions = Admissions(self.channels, self.controllers)

@@ -6,28 +6,30 @@ import asyncio
 
 import grpc
 
-from dragoman.channel import channel_options
+from dragoman.tls import open_channel
 
 
 class Channels:
     """The channels of this process. A channel reconnects by itself; it is closed at exit or when dropped."""
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+    def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """Without credentials nothing is encrypted: for loopback."""
+        self._credentials = credentials
+        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def get(self, address: str) -> grpc.aio.Channel:
-        """The channel to `address` (host:port), opened at the first call."""
-        channel = self._channels.get(address)
+    def get(self, address: str, agent_id: str = "") -> grpc.aio.Channel:
+        """The channel to `address` (host:port), opened at the first call. An agent's certificate must name its id."""
+        key = address, agent_id if self._credentials else ""
+        channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=channel_options())
+            channel = self._channels[key] = open_channel(address, self._credentials, agent_id)
         return channel
 
     def drop(self, address: str) -> None:
         """Close the channel to an agent that has left; a later `get` opens a new one."""
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            task = asyncio.ensure_future(channel.close())
+        for key in [key for key in self._channels if key[0] == address]:
+            task = asyncio.ensure_future(self._channels.pop(key).close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -35,7 +35,9 @@ async def chat_completions(request: Request, backend: Backend, value: dict[str, 
     prompt = await unless_gone(
         request.receive, backend.models.in_thread(lambda: chat_prompt(body, model, salt, max_tokens))
     )
-    specs = build_specs(body, [prompt], model, backend, max_tokens=max_tokens, num_logprobs=num_logprobs)
+    specs = build_specs(
+        body, [prompt], model, backend, max_tokens=max_tokens, num_logprobs=num_logprobs, tenant=request.state.tenant
+    )
     for spec in specs:
         restrict(spec, grammar, param_names)
     if ignored:

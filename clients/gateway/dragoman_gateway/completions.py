@@ -35,7 +35,15 @@ async def completions(request: Request, backend: Backend, value: dict[str, Any])
         backend.models.in_thread(lambda: completion_prompts(body, model, salt, settings.max_prompts)),
     )
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    specs = build_specs(body, prompts, model, backend, max_tokens=max(max_tokens, 1), num_logprobs=body.logprobs)
+    specs = build_specs(
+        body,
+        prompts,
+        model,
+        backend,
+        max_tokens=max(max_tokens, 1),
+        num_logprobs=body.logprobs,
+        tenant=request.state.tenant,
+    )
     scores = _num_scores(body)
     for spec in specs:
         restrict(spec, grammar, param_names)

@@ -18,11 +18,24 @@ class GatewaySettings:
         default="127.0.0.1:50050",
         metadata={"help": "Controller's gRPC address; several of one cell with commas", "group": "network"},
     )
+    tls_certificate: Path | None = field(
+        default=None,
+        metadata={"help": "PEM certificate shown to controllers and agents; with --tls-key and --tls-ca",
+                  "group": "network"},
+    )  # fmt: skip
+    tls_key: Path | None = field(default=None, metadata={"help": "PEM key of that certificate", "group": "network"})
+    tls_ca: Path | None = field(
+        default=None, metadata={"help": "PEM certificates that sign controllers and agents", "group": "network"}
+    )
     api_key: str = field(
         default="", metadata={"help": "Key that clients must send; prefer the variable or the file", "group": "access"}
     )
     api_key_file: Path | None = field(
-        default=None, metadata={"help": "File with one key a line; any of them is accepted", "group": "access"}
+        default=None,
+        metadata={
+            "help": "File with one key a line, and after it the tenant it is for, if it is for one",
+            "group": "access",
+        },
     )
     served_model_name: tuple[str, ...] = field(
         default=(),

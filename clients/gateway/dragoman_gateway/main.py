@@ -22,16 +22,16 @@ def main(argv: list[str] | None = None) -> None:
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     # Imported here so that --help and bad settings answer without loading gRPC.
-    from dragoman_gateway.server import StartError, bind, read_keys, run
+    from dragoman_gateway.server import StartError, bind, read_api_keys, read_identity, run
 
     try:
-        keys = read_keys(settings)
+        keys, tls = read_api_keys(settings), read_identity(settings)
         listener = bind(settings.host, settings.port)
     except StartError as error:
         sys.exit(_refuse(str(error)))
     if not is_loopback(settings.host) and not keys:
         logging.getLogger(__name__).warning("listening on %s without --api-key: anyone there may use it", settings.host)
-    run(settings, listener, keys)
+    run(settings, listener, keys, tls)
 
 
 def _refuse(message: str) -> int:

@@ -143,7 +143,7 @@ class Models:
         failure: DragomanError | None = None
         for member, _ in holders:
             try:
-                return await self._fetch(name, member.agent.data_address)
+                return await self._fetch(name, member.agent.data_address, member.agent.agent_id)
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc_error(error)
                 logger.warning("tokenizer of %s not fetched from %s: %s", name, member.agent.agent_id, failure.message)
@@ -154,8 +154,8 @@ class Models:
             retry_delay=2.0,
         )
 
-    async def _fetch(self, name: str, address: str) -> ModelText:
-        stub = tokenizer_service_pb2_grpc.TokenizerServiceStub(self._channels.get(address))
+    async def _fetch(self, name: str, address: str, agent_id: str) -> ModelText:
+        stub = tokenizer_service_pb2_grpc.TokenizerServiceStub(self._channels.get(address, agent_id))
         known = next(iter(self._by_digest), b"")
         header: tokenizer_service_pb2.TokenizerHeader | None = None
         chunks: list[bytes] = []

@@ -47,8 +47,9 @@ def build_specs(
     *,
     max_tokens: int | None,
     num_logprobs: int | None,
+    tenant: str = "",
 ) -> list[GenerationSpec]:
-    """One spec a prompt. `max_tokens` None is up to the context's end; more than fits is cut to what fits."""
+    """One spec a prompt, charged to `tenant`. `max_tokens` None is up to the context's end; more than fits is cut to what fits."""
     sampling = sampling_of(body, num_logprobs, model.vocabulary_size)
     priority = priority_of(body)
     num_choices = body.n or 1
@@ -66,6 +67,7 @@ def build_specs(
             prompt_bytes=4 * len(prompt.token_ids),
             prompt_digest=prompt.digest,
             num_choices=num_choices,
+            tenant=tenant,
         )
         if wait:
             acquire.max_queue_wait.CopyFrom(duration_pb2.Duration(seconds=int(wait), nanos=int(wait % 1 * 1e9)))

@@ -15,11 +15,13 @@ import uvicorn
 from uvicorn.config import Config
 
 from dragoman.address import host_port
+from dragoman.tls import TlsError, TlsIdentity, read_tls
 from dragoman_cli.process import loop_factory
 from dragoman_gateway.app import GatewayApp
 from dragoman_gateway.backend import Backend
 from dragoman_gateway.config import GatewaySettings
 from dragoman_gateway.protocol import GatewayProtocol
+from dragoman_gateway.tenants import ApiKeys, read_keys
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +53,20 @@ class _Server(uvicorn.Server):
         yield
 
 
-def read_keys(settings: GatewaySettings) -> frozenset[bytes]:
-    """The accepted keys; none means that no key is asked for. Raises StartError for a file that cannot be used."""
-    keys = {settings.api_key.encode()} if settings.api_key else set()
-    if settings.api_key_file is not None:
-        try:
-            lines = settings.api_key_file.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise StartError(f"--api-key-file {settings.api_key_file} cannot be read: {error}") from None
-        from_file = {line.strip().encode() for line in lines if line.strip()}
-        if not from_file:
-            raise StartError(f"--api-key-file {settings.api_key_file} holds no key; write one a line")
-        keys |= from_file
-    return frozenset(keys)
+def read_identity(settings: GatewaySettings) -> TlsIdentity | None:
+    """Who the gateway is towards controllers and agents. Raises StartError for files that cannot be used."""
+    try:
+        return read_tls(settings.tls_certificate, settings.tls_key, settings.tls_ca)
+    except TlsError as error:
+        raise StartError(str(error)) from None
+
+
+def read_api_keys(settings: GatewaySettings) -> ApiKeys:
+    """The accepted keys. Raises StartError for a file that cannot be used."""
+    try:
+        return read_keys(settings.api_key, settings.api_key_file)
+    except ValueError as error:
+        raise StartError(str(error)) from None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -87,16 +90,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run(settings: GatewaySettings, listener: socket.socket, keys: frozenset[bytes]) -> None:
+def run(settings: GatewaySettings, listener: socket.socket, keys: ApiKeys, tls: TlsIdentity | None) -> None:
     """Serve on a loop of its own until a signal ends it."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(settings, listener, keys))
+        runner.run(serve(settings, listener, keys, tls))
 
 
-async def serve(settings: GatewaySettings, listener: socket.socket, keys: frozenset[bytes]) -> None:
+async def serve(
+    settings: GatewaySettings, listener: socket.socket, keys: ApiKeys, tls: TlsIdentity | None = None
+) -> None:
     """Serve until SIGTERM (finish, then stop) or SIGINT (stop now, each stream with its end; a second one at once)."""
     GatewayProtocol.header_timeout_seconds = settings.header_timeout
-    backend = Backend(settings)
+    backend = Backend(settings, tls)
     config = Config(
         GatewayApp(backend, keys),
         http=GatewayProtocol,

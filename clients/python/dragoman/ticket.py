@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from dragoman.channel import channel_options
 from dragoman.controllers import TRANSPORT, Controllers
 from dragoman.errors import ERROR_METADATA_KEY, DragomanError, from_rpc_error
 from dragoman.retry import REFUSED
+from dragoman.tls import handshake_problem, open_channel
 from dragoman.v1 import admission_service_pb2 as pb
 from dragoman.v1 import admission_service_pb2_grpc, error_pb2
 
@@ -67,12 +67,7 @@ class Channels:
         await asyncio.gather(*(channel.close() for channel in channels))
 
     def _open(self, address: str, agent_id: str) -> grpc.aio.Channel:
-        options: list[tuple[str, int | str]] = [*channel_options()]
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(address, options=options)
-        if agent_id:
-            options.append(("grpc.ssl_target_name_override", agent_id))
-        return grpc.aio.secure_channel(address, self._credentials, options=options)
+        return open_channel(address, self._credentials, agent_id)
 
 
 class ControllerAdmission:
@@ -107,7 +102,7 @@ class ControllerAdmission:
         if self._releases:
             await asyncio.wait(self._releases, timeout=1.0)
 
-    def _stub(self, address: str) -> admission_service_pb2_grpc.AdmissionServiceAsyncStub:
+    def _stub(self, address: str) -> Any:
         return admission_service_pb2_grpc.AdmissionServiceStub(self._channels.get(address))
 
     async def _release(self, ticket: pb.Ticket) -> None:
@@ -168,7 +163,9 @@ async def _ask(whom: str, remedy: str, call: Callable[[], Awaitable[R]]) -> R:
 def plain_details(error: grpc.RpcError) -> str:
     """What the transport says, without the layers it wraps around a connection that nobody accepts."""
     details = str(error.details() or error.code().name) if hasattr(error, "details") else str(error.code().name)
-    return REFUSED if "Connection refused" in details else details
+    if "Connection refused" in details:
+        return REFUSED
+    return handshake_problem(details) or details
 
 
 def has_detail(error: grpc.RpcError) -> bool:
