@@ -112,9 +112,11 @@ def simulate(
         variants = _variants(policy or [], compare)
         faults = tuple(parse_fault(text) for text in fault or ())
         profiles = _fleet(fleet or [], agents, spread, seed, model)
+        longest = max(profile.max_context_tokens for profile in profiles)
         drawn = Generator(
             requests, 1.0, seed,
             prompt=Lengths(prompt, 0.9, 8, max(15 * prompt, 8)),
+            max_prompt_tokens=longest * 3 // 4, prefix_length=Lengths(512.0, 0.6, 64, max(longest // 2, 64)),
             output=Lengths(output, 0.7, 2, max(11 * output, 2)),
             burstiness=burstiness, num_tenants=tenants, tenant_skew=tenant_skew, hog_factor=hog,
             num_prefixes=prefixes, prefix_share=prefix_share, bursts=tuple(_burst(text) for text in burst or ()),

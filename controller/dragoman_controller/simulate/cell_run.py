@@ -224,6 +224,8 @@ class CellRun:
         stream, ticket = going
         seat = self._seats[ticket.agent_id]
         agent = seat.agent
+        # The ticket allows no more tokens than the agent's context has room for.
+        stream.output_tokens = min(stream.output_tokens, seat.profile.max_context_tokens - stream.prompt_tokens)
         if agent.epoch == ticket.epoch and agent.offer(stream, self.now):
             stream.jti = ticket.jti
             stream.num_failures = 0

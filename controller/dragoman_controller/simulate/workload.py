@@ -91,7 +91,7 @@ class Generator:
     """What to draw. Every request has a tenant, one of three classes, and with `prefix_share` a shared beginning.
 
     `burstiness` 0 is a Poisson process; above, the rate changes at random between 1 + burstiness and 1 - burstiness times
-    the mean every `burst_seconds` on average. Tenant k of n has a weight of 1 / (k + 1) ** `tenant_skew`. `bursts`: (count,
+    the mean every `burst_seconds` on average. No prompt, prefix included, is over `max_prompt_tokens`. Tenant k of n has a weight of 1 / (k + 1) ** `tenant_skew`. `bursts`: (count,
     seconds) of requests that come at once. `hog_factor` x: one tenant more, with x times what a tenant has on average.
     """
 
@@ -107,6 +107,7 @@ class Generator:
     num_prefixes: int = 100
     prefix_share: float = 0.5
     prefix_length: Lengths = Lengths(512.0, 0.6, 64, 4096)
+    max_prompt_tokens: int = 6000
     class_shares: tuple[float, float, float] = (0.3, 0.6, 0.1)
     bursts: tuple[tuple[int, float], ...] = field(default=())
     hog_factor: float = 0.0
@@ -121,6 +122,8 @@ class Generator:
             raise ValueError(f"burstiness is {self.burstiness}, must be 0 or more and below 1")
         if not 0 <= self.prefix_share <= 1:
             raise ValueError(f"prefix_share is {self.prefix_share}, must be 0 to 1")
+        if self.max_prompt_tokens <= self.prefix_length.most:
+            raise ValueError(f"max_prompt_tokens is {self.max_prompt_tokens}, must be over the longest prefix")
         if self.num_tenants < 1 or self.num_prefixes < 0 or self.hog_factor < 0 or self.tenant_skew < 0:
             raise ValueError("there is at least one tenant, and no count, factor or skew is below 0")
 
@@ -177,10 +180,10 @@ class Generator:
         if prefix_tokens and rng.random() < self.prefix_share:
             # A few prefixes are used by most: the square of a uniform draw.
             prefix = int(rng.random() ** 2 * len(prefix_tokens))
-            return Arrival(
-                seconds, tenant, priority, prompt + prefix_tokens[prefix], output, prefix, prefix_tokens[prefix]
-            )
-        return Arrival(seconds, tenant, priority, prompt, output)
+            shared = prefix_tokens[prefix]
+            total = min(prompt + shared, self.max_prompt_tokens)
+            return Arrival(seconds, tenant, priority, total, output, prefix, shared)
+        return Arrival(seconds, tenant, priority, min(prompt, self.max_prompt_tokens), output)
 
     def _hog(self, others: list[Arrival], prefix_tokens: list[int]) -> list[Arrival]:
         """Drawn apart from the others, which are the same with and without it."""
