@@ -25,8 +25,9 @@ test: setup model ## install what the tests need and run all of them; REQUIRE='p
 	$(call STAGE,toolchains,$(BIN)/python tests/toolchains.py --require "$(REQUIRE)")
 	$(call STAGE,tests,env DRAGOMAN_REQUIRE="$(REQUIRE)" $(BIN)/python -m pytest $(PYTEST_ARGS))
 
-aot: setup ## compile every GPU kernel for sm_80 to sm_120 without a GPU and check it against its contract
+aot: setup ## compile every GPU kernel for sm_80 to sm_120, gfx942 and gfx1100 without a GPU and check it against its contract
 	$(call STAGE,aot,env -u TRITON_INTERPRET $(BIN)/python -m dragoman_kernels.triton.aot --jobs 2 gpu_agent/dragoman_agent/model/configs/*.json)
+	$(call STAGE,aot-hip,env -u TRITON_INTERPRET $(BIN)/python -m dragoman_kernels.triton.aot --jobs 2 --hip gfx942 --hip gfx1100 gpu_agent/dragoman_agent/model/configs/*.json)
 
 golden: setup ## write the plans of every shipped profile for every shipped model anew; read the difference before you commit it
 	@PYTHONPATH=. $(BIN)/python -m tests.agent.pal.golden_plans

@@ -43,7 +43,7 @@ class AgentSettings:
         ),
     )
     device: str = field(
-        default="auto", metadata=_about("what to run on", group=_DEVICE, choices=("auto", "cpu", "null", "cuda"))
+        default="auto", metadata=_about("what to run on", group=_DEVICE, choices=("auto", "cpu", "null", "cuda", "hip", "xpu"))
     )
     memory_utilization: float | None = field(
         default=None,
@@ -130,6 +130,18 @@ class AgentSettings:
             "controllers to register with, as host:port; dns:NAME:PORT is every address of a name", group=_NETWORK
         ),
     )
+    tls_certificate: Path | None = field(
+        default=None,
+        metadata=_about(
+            "PEM certificate of this agent, whose subject alternative name is its id; with --tls-key and --tls-ca",
+            group=_NETWORK,
+        ),
+    )
+    tls_key: Path | None = field(default=None, metadata=_about("PEM key of that certificate", group=_NETWORK))
+    tls_ca: Path | None = field(
+        default=None,
+        metadata=_about("PEM certificates that sign controllers, agents and clients", group=_NETWORK),
+    )
     open: bool = field(
         default=False, metadata=_about("take requests without a ticket; loopback addresses only", group=_NETWORK)
     )
@@ -171,6 +183,12 @@ def settings_problem(settings: AgentSettings) -> str:
         return (
             f"--open takes requests from anyone who can reach {settings.host}; it is allowed on loopback addresses only: "
             "use --host 127.0.0.1, or give --controllers and leave --open out"
+        )
+    has_tls = None not in (settings.tls_certificate, settings.tls_key, settings.tls_ca)
+    if not has_tls and not is_loopback(settings.host):
+        return (
+            f"--host {settings.host} can be reached from other machines, and without TLS prompts and tickets would cross the "
+            "network in the clear: give --tls-certificate, --tls-key and --tls-ca, or listen on 127.0.0.1"
         )
     if not settings.open and not settings.controllers:
         return "no request could be accepted: give --controllers HOST:PORT, or --open for an agent without tickets"

@@ -68,7 +68,7 @@ def test_every_verb_has_help(dragoman: Dragoman, verb: str) -> None:
         (("ps", "--jsn"), ("--jsn", "--json")),
         (("up", "--prot", "1"), ("unknown option --prot", "did you mean --port")),
         (("up", "--port", "99999"), ("above the most allowed, 65535",)),
-        (("up", "--device", "gpu"), ("'gpu' is not one of auto, cpu, cuda, null",)),
+        (("up", "--device", "gpu"), ("'gpu' is not one of auto, cpu, cuda, hip, xpu, null",)),
         (("up", "--config", "/nowhere.toml"), ("cannot read the config file /nowhere.toml",)),
     ],
 )

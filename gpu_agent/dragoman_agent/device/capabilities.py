@@ -164,8 +164,6 @@ def _plan_problems(plan: Plan, capabilities: Capabilities) -> Iterable[str]:
     launch = capabilities.launch
     if plan.device_kind != capabilities.kind:
         yield f"it is one for a {plan.device_kind} device"
-    if plan.num_threads > launch.max_num_blocks and capabilities.kind == "cpu":
-        yield f"it takes {plan.num_threads} threads, {launch.max_num_blocks} cores may be used"
     if capabilities.kind not in GPU_KINDS:
         return
     warps = [choice.num_warps for choice in plan.decode_attention] + [choice.num_warps for choice in plan.gemm_decode]

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dragoman_agent.pal.changes import ModelSize, WeightFormat
+from dragoman_agent.pal.found import UNTESTED_KINDS
 
 if TYPE_CHECKING:
     from dragoman_agent.model.config import ModelConfig
@@ -46,7 +47,7 @@ class Needs:
 
 
 def needs_of(model: ModelSource) -> Needs:
-    """The needs of an opened model. A CUDA device holds its weights in bfloat16, a CPU as the files do."""
+    """The needs of an opened model. A GPU holds its weights in bfloat16, a CPU as the files do."""
     config = model.config
     return Needs(
         model.name,
@@ -55,6 +56,7 @@ def needs_of(model: ModelSource) -> Needs:
         config.kv_bytes_per_token * min(config.max_context_tokens, _ROOMY_TOKENS),
         {
             "cuda": KindNeeds(2 * config.num_parameters, "bfloat16"),
+            **dict.fromkeys(UNTESTED_KINDS, KindNeeds(2 * config.num_parameters)),
             "cpu": KindNeeds(model.total_bytes, formats=cpu_formats(config)),
         },
         known_models(),

@@ -6,10 +6,12 @@ import dataclasses
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.found import UNTESTED_KINDS
 from dragoman_agent.pal.limits import Limits, PlanError, Road, profile_input
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner_cpu import plan_cpu, predict_cpu
 from dragoman_agent.pal.planner_cuda import plan_cuda
+from dragoman_agent.pal.planner_torch import plan_torch
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
@@ -54,9 +56,12 @@ def plan_for(
         if road is None:
             raise PlanError(f"a CPU plan of {model.name} needs the road its weights are computed on; pass one")
         plan, decisions = plan_cpu(profile, model, road, limits)
+    elif kind in UNTESTED_KINDS:
+        plan, decisions = plan_torch(profile, model, limits, switches)
     else:
         raise PlanError(
-            f"nothing plans for a device of kind {kind!r}; profiles of kind cuda and cpu can be planned for"
+            f"nothing plans for a device of kind {kind!r}; profiles of kind cuda, cpu, {' and '.join(UNTESTED_KINDS)} "
+            "can be planned for"
         )
     off = switches.names_off()
     if not off:

@@ -75,6 +75,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "scheduling.graph_node",
     ),
 }
+REQUIRED = {**REQUIRED, **dict.fromkeys(("hip", "xpu"), (*REQUIRED["cuda"][1:], "compute.warp_size"))}
 
 
 def missing_values(kind: str, names: Iterable[str]) -> tuple[str, ...]:

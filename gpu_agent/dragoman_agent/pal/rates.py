@@ -107,6 +107,8 @@ def _l2_bytes(profile: Profile) -> float:
 
 
 def _capability(profile: Profile) -> tuple[int, int]:
+    if profile.device.kind != "cuda":
+        return (0, 0)  # NVIDIA's own: nothing that it stands for is expected of another maker's card
     value = profile.values.get("compute.capability")
     if value is None:
         need(profile, "compute.capability")

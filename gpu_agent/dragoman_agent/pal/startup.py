@@ -59,8 +59,9 @@ def start_on_device(
 
     `tuning`: see `timings_for`.
 
-    Raises NoDeviceError, ProfileError, PlanError or TuningError.
+    Raises NoDeviceError, ProfileError, PlanError, TuningError or DeviceError.
     """
+    from dragoman_agent.device.capabilities import capabilities_of, check_plan_fits
     from dragoman_agent.device.cpu import choose_cpu_road
 
     named = find_profile(profile) if profile else None  # before anything that takes long
@@ -88,13 +89,15 @@ def start_on_device(
     switches = switches or Switches()
     timings = None
     if named is None:
-        timings, decision = timings_for(held, model.config, limits, switches, cache_dir, tuning)
-        if decision is not None:
-            log.record(decision)
+        timings, timed = timings_for(held, model.config, limits, switches, cache_dir, tuning)
+        if timed is not None:
+            log.record(timed)
     make_plan = partial(
         plan_for, model=model.config, limits=limits, switches=switches, timings=timings, road=road
     )  # fmt: skip
     plan, decisions = make_plan(held)
+    # Held against the device itself: a forced profile may be of a larger one.
+    check_plan_fits(plan, capabilities_of(held.device.kind, {**held.values, **chosen.device.values}))
     for decision in (*decisions, _waiting_decision(plan), _load_decision(held, plan), _prefill_decision(plan)):
         log.record(decision)
     view = HardwareView(held, selection, plan, log)

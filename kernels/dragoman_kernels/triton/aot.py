@@ -1,9 +1,9 @@
-"""Compiles every Triton kernel for every supported NVIDIA architecture without a GPU and checks it against its contract.
+"""Compiles every Triton kernel for every supported architecture without a GPU and checks it against its contract.
 
 The launchers themselves are run, on small CPU tensors, with a driver that names a target and launches nothing: what is
 compiled is what a GPU of that architecture would be asked to run.
 
-python -m dragoman_kernels.triton.aot CONFIG.json... [--capability 90]... [--page 64]... [--jobs N]
+python -m dragoman_kernels.triton.aot CONFIG.json... [--capability 90]... [--hip gfx942]... [--page 64]... [--jobs N]
 """
 
 from __future__ import annotations
@@ -121,22 +121,22 @@ class Build:
 class _TargetDriver:
     """Stands for a device that is not there: what a compilation asks of Triton's driver, and no more."""
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
 
-    def get_current_device(self) -> int:
-        return self.capability
+    def get_current_device(self) -> str:
+        return f"{self._target.backend} {self._target.arch}"
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device: str) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
+        return self._target
 
 
 @contextmanager
-def compiling_for(capability: int) -> Iterator[dict[str, tuple[str, Any, str]]]:
-    """Launches inside compile for `capability` and run nothing; yields the kernels compiled, by hash."""
+def compiling_for(target: int | GPUTarget) -> Iterator[dict[str, tuple[str, Any, str]]]:
+    """Launches inside compile for a compute capability or another target and run nothing; yields the kernels, by hash."""
     found: dict[str, tuple[str, Any, str]] = {}
     launch = JITFunction.run
 
@@ -151,7 +151,7 @@ def compiling_for(capability: int) -> Iterator[dict[str, tuple[str, Any, str]]]:
 
     previous = driver._active
     JITFunction.run = compile_only
-    driver.set_active(_TargetDriver(capability))
+    driver.set_active(_TargetDriver(GPUTarget("cuda", target, 32) if isinstance(target, int) else target))
     try:
         yield found
     finally:
@@ -161,9 +161,14 @@ def compiling_for(capability: int) -> Iterator[dict[str, tuple[str, Any, str]]]:
 
 def launch_all(shape: ModelShape, capability: int, pages: Sequence[int]) -> None:
     """One launch of each form that serving `shape` in bfloat16 on `capability` with these pages may make."""
-    _launch_rows(shape)
+    launch_common(shape)
     _launch_gemm(shape)
     _launch_attention(shape, capability, pages)
+
+
+def launch_common(shape: ModelShape) -> None:
+    """The kernels that are launched in one way everywhere."""
+    _launch_rows(shape)
     _launch_sampling(shape)
     inputs = StepInputs(8, 4, _CPU)
     inputs.unpack(torch.zeros(256, dtype=torch.int32), _ints(8), 8, 8, 4)
@@ -203,12 +208,12 @@ def _launch_attention(shape: ModelShape, capability: int, pages: Sequence[int]) 
     group, version = shape.num_heads // shape.num_kv_heads, divmod(capability, 10)
     for page in pages:
         for launch in decode_launches(group, shape.head_dim, page, limit):
-            _launch_decode(shape, page, launch)
+            launch_decode(shape, page, launch)
         for choice in prefill_launches(shape.head_dim, page, version, limit):
-            _launch_prefill(shape, page, choice)
+            launch_prefill(shape, page, choice)
 
 
-def _launch_decode(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
+def launch_decode(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
     """Unsplit, and split in the most parts: what lies between uses no more."""
     cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
     q = _zeros(1, shape.num_heads, shape.head_dim)
@@ -217,7 +222,8 @@ def _launch_decode(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
         paged_decode_attention(q, cache, cache, _ints(1, 4), _ints(1), work, splits, **asdict(launch))
 
 
-def _launch_prefill(shape: ModelShape, page: int, launch: PrefillLaunch) -> None:
+def launch_prefill(shape: ModelShape, page: int, launch: PrefillLaunch) -> None:
+    """A chunk of two tokens."""
     cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
     q = _zeros(2, shape.num_heads, shape.head_dim)
     paged_prefill_attention(q, cache, cache, _ints(1, 4), _ints(2), _ints(1), _ints(1, 2), **asdict(launch))
@@ -276,25 +282,33 @@ def table(builds: Sequence[Build]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile, print the table, return 1 when a contract is broken."""
+    from dragoman_kernels.triton.aot_hip import HIP_TARGETS, compile_hip, hip_table  # it builds on this module
+
     parser = argparse.ArgumentParser(prog="python -m dragoman_kernels.triton.aot", description=__doc__)
     parser.add_argument("configs", nargs="+", type=Path, help="config.json of each model")
     parser.add_argument("--capability", type=int, action="append", choices=CAPABILITIES, help="default: all")
     parser.add_argument("--page", type=int, action="append", choices=PAGES, help="tokens in a page (default: all)")
+    parser.add_argument("--hip", action="append", choices=tuple(HIP_TARGETS), default=[], help="AMD targets")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     arguments = parser.parse_args(argv)
     try:
         shapes = [ModelShape.read(path) for path in arguments.configs]
     except ValueError as error:
         parser.error(str(error))
-    capabilities, pages = arguments.capability or CAPABILITIES, arguments.page or PAGES
+    pages = arguments.page or PAGES
+    capabilities = arguments.capability or (() if arguments.hip else CAPABILITIES)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         groups = list(pool.map(compile_shapes, [shapes] * len(capabilities), capabilities, [pages] * len(capabilities)))
+        others = list(pool.map(compile_hip, [shapes] * len(arguments.hip), arguments.hip, [pages] * len(arguments.hip)))
     builds = [build for group in groups for build in group]
-    print(table(builds))
+    hip = [build for group in others for build in group]
+    for text in (table(builds) if builds else "", hip_table(hip) if hip else ""):
+        print(text, end="\n" if text else "")
     problems = [problem for build in builds for problem in build.problems()]
+    problems += [problem for build in hip for problem in build.problems()]
     for problem in problems:
         print(f"broken: {problem}")
-    print(f"{len(builds)} binaries, {len(problems)} contracts broken")
+    print(f"{len(builds) + len(hip)} binaries, {len(problems)} contracts broken")
     return 1 if problems else 0
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a Triton without NVIDIA's backend, where no plan asks for DEPENDENT
+    gdc_launch_dependents = gdc_wait = None
+
+__all__ = ["begin", "gdc_launch_dependents", "gdc_wait", "launch_options"]
 
 
 @triton.jit

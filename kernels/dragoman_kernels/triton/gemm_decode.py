@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dragoman_kernels.triton.dependent import launch_options
+from dragoman_kernels.triton.dependent import gdc_launch_dependents, gdc_wait, launch_options
 
 _MAX_PREFETCH_BYTES = 4 << 20  # of a matrix
 

@@ -60,6 +60,13 @@ PREFILL_LAUNCHES = tuple(
     for launch in ((64, 64, 4, 3), (64, 64, 4, 5), (64, 64, 8, 3), (64, 32, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3))
 )
 
+# Of cards that are not NVIDIA's, by the threads that run in step: (decode, prefill), the largest tiles that AMD's compiler
+# keeps in registers and 64 KiB of shared memory at head size 128 (gfx942 runs 64 in step, gfx1100 32). Never timed.
+OTHER_LAUNCHES = {
+    64: (DecodeLaunch(64, 4, 3), PrefillLaunch(64, 64, 4, 3)),
+    32: (DecodeLaunch(16, 4, 3), PrefillLaunch(64, 16, 8, 3)),
+}
+
 # Bytes under way against blocks a multiprocessor: what is quickest depends on the matrix's height.
 GEMM_LAUNCHES = tuple(
     GemmLaunch(*launch)

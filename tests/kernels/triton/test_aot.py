@@ -75,6 +75,33 @@ def test_one_model_compiles_for_one_target_within_its_contracts() -> None:
         assert any(line.startswith(name) and line.endswith("kept") for line in done.stdout.splitlines()), done.stdout
 
 
+def test_the_same_model_compiles_for_an_amd_target_without_spilling() -> None:
+    """No GPU of that maker, no ROCm; gfx1100 takes minutes and is left to `make aot`."""
+    config = str(CONFIGS / "smollm2-135m.json")
+    done = run("", "-m", "dragoman_kernels.triton.aot", config, "--hip", "gfx942", "--page", "64")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("triton.")}
+    assert set(lines) == set(TRITON_CONTRACTS) - {"triton.gemm_decode"}
+    assert all("gfx942" in line and line.endswith("kept, never run") for line in lines.values())
+
+
+def test_what_an_amd_kernel_uses_is_read_from_its_assembly() -> None:
+    code = (
+        "from dragoman_kernels.triton.aot_hip import HipBuild, resource_usage\n"
+        "text = '    .sgpr_spill_count: 1\\n    .vgpr_count:     512\\n    .vgpr_spill_count: 223\\n'\n"
+        "print(*resource_usage(text))\n"
+        "print(HipBuild('triton.prefill', 'gfx1100', 257, 223, 65537, 'M=64').problems())\n"
+        "print(HipBuild('triton.prefill', 'gfx942', 512, 0, 65536, 'M=64').problems())\n"
+        "try:\n    resource_usage('')\nexcept RuntimeError as error:\n    print(error)\n"
+    )
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    usage, over, within, unknown = done.stdout.splitlines()
+    assert usage == "512 223" and within == "[]" and "says no vgpr_count" in unknown
+    assert "257 registers a thread, 256 allowed" in over and "223 registers spilled, 0 allowed" in over
+    assert "65537 bytes of shared memory a work group, 65536 allowed" in over
+
+
 def test_a_kernel_over_its_budget_or_without_a_contract_is_reported() -> None:
     code = (
         "from dragoman_kernels.triton.aot import Build\n"
