@@ -60,7 +60,7 @@ class Hints:
         ):
             return
         self._remember(("", request.block_hashes[-1]))
-        self._hint(request.model, request.block_hashes, for_queue=True)
+        self._hint(request.model, tuple(request.block_hashes), for_queue=True)
 
     def hint(self, model: str, block_hashes: tuple[int, ...]) -> str:
         """Passes a client's hint to an agent; returns why not, or empty when some agent was told."""

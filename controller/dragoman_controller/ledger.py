@@ -46,10 +46,6 @@ class Grant:
         """Predicted seconds from acceptance to the last of so many tokens."""
         return self.ttft_seconds + max(output_tokens - 1, 0) * self.tpot_seconds
 
-    def remaining_seconds(self, now: float) -> float:
-        """Predicted seconds until its last asked-for token."""
-        return max(self.granted_at + self.finish_seconds(self.output_tokens) - now, 0.0)
-
 
 class Debit(NamedTuple):
     """What one agent has in front of it: its own report plus the grants the report cannot know yet."""

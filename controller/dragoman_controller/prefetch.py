@@ -59,9 +59,12 @@ def plan_prefetch(
     most = held_units.get(source.agent_id, 0)
     if not most:
         return _refused("no live agent holds any of the prefix, so there is nothing to fetch")
-    takers = [
-        one for one in agents if one.kv is not None and one.kv == source.kv and held_units.get(one.agent_id, 0) < most
-    ]
+    lacking = [one for one in agents if held_units.get(one.agent_id, 0) < most]
+    if not lacking:
+        return _refused("every live agent of the model holds as much of the prefix as any")
+    if source.kv is None or all(one.kv is None for one in lacking):
+        return _refused("the agents that would have to exchange KV blocks hold them on their device only")
+    takers = [one for one in lacking if one.kv == source.kv]
     if not takers:
         return _refused(
             "no agent that lacks the prefix can take blocks of the one that holds it: type or layout differ"

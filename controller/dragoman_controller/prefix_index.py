@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+# A snapshot that has not come after so many further messages is asked for again: it may have been lost itself.
+ASK_AGAIN_MESSAGES = 8
+
 
 @dataclass(slots=True)
 class _Holder:
@@ -18,7 +21,8 @@ class _Holder:
     bit: int
     sequence: int = 0
     in_sync: bool = True
-    asked: bool = False
+    num_since_asked: int = 0
+    """Messages since a snapshot was asked for, that one included; 0 where none is awaited."""
     hashes: set[int] = field(default_factory=set)
 
 
@@ -44,7 +48,7 @@ class PrefixIndex:
         """A stream of events begins. What was known of an earlier life is dropped."""
         holder = self._holders.get(agent_id)
         if holder is not None and holder.epoch == epoch:
-            holder.asked = False
+            holder.num_since_asked = 0
             return
         self.remove_agent(agent_id)
         bit = next(bit for bit in range(len(self._agent_of_bit) + 1) if bit not in self._agent_of_bit)
@@ -72,11 +76,12 @@ class PrefixIndex:
         if snapshot:
             self._discard(holder, holder.hashes - (fresh := set(stored)))
             self._add(holder, fresh)
-            holder.sequence, holder.in_sync, holder.asked = sequence, True, False
+            holder.sequence, holder.in_sync, holder.num_since_asked = sequence, True, 0
             return Applied(sequence, False)
         if not holder.in_sync or sequence != holder.sequence + 1:
             holder.in_sync = False
-            wanted, holder.asked = not holder.asked, True
+            wanted = holder.num_since_asked % ASK_AGAIN_MESSAGES == 0
+            holder.num_since_asked += 1
             return Applied(holder.sequence, wanted)
         self._discard(holder, removed)
         self._add(holder, stored)

@@ -284,6 +284,6 @@ def test_both_clients_have_one_surface() -> None:
     assert surface(AsyncClient) == surface(Client)
     assert list(inspect.signature(AsyncClient).parameters) == list(inspect.signature(Client).parameters)
     assert set(surface(AsyncClient)) == {
-        "agents", "cancel", "chat", "close", "complete", "detokenize", "embed", "generate", "hardware", "load", "models",
+        "agents", "cancel", "chat", "close", "complete", "detokenize", "drain", "undrain", "embed", "generate", "hardware", "load", "models",
         "quote", "tokenize",
     }  # fmt: skip

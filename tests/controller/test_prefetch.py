@@ -36,11 +36,11 @@ def test_the_agent_that_is_free_first_fetches_from_the_one_that_holds_most() -> 
         ([], 4, {}, "no live agent serves"),
         ([agent("a")], 4, {"a": 4}, "holds the whole prefix"),
         ([agent("a"), agent("b")], 4, {}, "nothing to fetch"),
-        ([agent("a"), agent("b", kv=None)], 4, {"a": 4}, "type or layout differ"),
-        ([agent("a", kv=None), agent("b")], 4, {"a": 4}, "type or layout differ"),
+        ([agent("a"), agent("b", kv=None)], 4, {"a": 4}, "on their device only"),
+        ([agent("a", kv=None), agent("b")], 4, {"a": 4}, "on their device only"),
         ([agent("a"), agent("b", kv=replace(KV, kv_type="float32"))], 4, {"a": 4}, "type or layout differ"),
         ([agent("a"), agent("b", kv=replace(KV, block_tokens=32))], 4, {"a": 4}, "type or layout differ"),
-        ([agent("a"), agent("b")], 4, {"a": 2, "b": 2}, "type or layout differ"),
+        ([agent("a"), agent("b")], 4, {"a": 2, "b": 2}, "as much of the prefix as any"),
     ],
 )
 def test_a_hint_that_helps_nobody_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 
@@ -83,7 +84,7 @@ class Fleet:
         )
         return list(answer.members)
 
-    def _stub(self, address: str) -> fleet_service_pb2_grpc.FleetServiceAsyncStub:
+    def _stub(self, address: str) -> Any:
         return fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(address))
 
     def served(self) -> Iterator[tuple[Member, agent_pb2.ServedModel]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
@@ -212,7 +212,7 @@ class AsyncClient:
         prepared = self._prepared(prompt, given, await self._model(given))
         request = admission_service_pb2.QuoteRequest(request=prepared.acquire)
 
-        def ask(address: str) -> Awaitable[admission_service_pb2.QuoteResponse]:
+        def ask(address: str) -> Any:
             stub = admission_service_pb2_grpc.AdmissionServiceStub(self._channels.get(address))
             return stub.Quote(request, timeout=CALL_SECONDS)
 
@@ -230,7 +230,7 @@ class AsyncClient:
 
     async def drain(
         self, agent_id: str, *, grace_seconds: float = 180.0
-    ) -> AsyncIterator[fleet_service_pb2.DrainAgentResponse]:
+    ) -> AsyncGenerator[fleet_service_pb2.DrainAgentResponse, None]:
         """Orders an agent to finish its requests and leave; reports what remains until it is empty (dragoman.v1 messages).
 
         What still runs after `grace_seconds` is handed over: its clients resume it elsewhere. Leaving the loop does not undo
@@ -240,9 +240,9 @@ class AsyncClient:
         request = fleet_service_pb2.DrainAgentRequest(agent_id=agent_id, grace_period=duration_of(grace_seconds))
         calls: list[Any] = []
 
-        def begin(address: str) -> Awaitable[Any]:
+        def begin(address: str) -> Any:
             calls.append(fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(address)).DrainAgent(request))
-            return calls[-1].read()  # type: ignore[no-any-return]
+            return calls[-1].read()
 
         try:
             report = await ask_controller(controllers, begin)
@@ -257,7 +257,7 @@ class AsyncClient:
         """Takes back a drain that has not come to its end."""
         request = fleet_service_pb2.UndrainAgentRequest(agent_id=agent_id)
 
-        def ask(address: str) -> Awaitable[fleet_service_pb2.UndrainAgentResponse]:
+        def ask(address: str) -> Any:
             stub = fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(address))
             return stub.UndrainAgent(request, timeout=CALL_SECONDS)
 

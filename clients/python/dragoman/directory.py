@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 
@@ -45,7 +46,7 @@ class Directory:
         assert self._controllers is not None
         request = fleet_service_pb2.ListAgentsRequest()
 
-        def ask(address: str) -> Awaitable[fleet_service_pb2.ListAgentsResponse]:
+        def ask(address: str) -> Any:
             stub = fleet_service_pb2_grpc.FleetServiceStub(self._channels.get(address))
             return stub.ListAgents(request, timeout=CALL_SECONDS)
 

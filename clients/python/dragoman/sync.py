@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -222,6 +222,19 @@ class Client:
         """Every agent with its state and load, as the controller sees it (dragoman.v1 messages)."""
         return self._loop.run(self._client.agents())
 
+    def drain(self, agent_id: str, *, grace_seconds: float = 180.0) -> Iterator[fleet_service_pb2.DrainAgentResponse]:
+        """Orders an agent to finish its requests and leave; reports what remains until it is empty (dragoman.v1 messages)."""
+        reports = self._client.drain(agent_id, grace_seconds=grace_seconds)
+        try:
+            while (report := self._loop.run(_next_report(reports))) is not None:
+                yield report
+        finally:
+            self._loop.run(reports.aclose())
+
+    def undrain(self, agent_id: str) -> None:
+        """Takes back a drain that has not come to its end."""
+        self._loop.run(self._client.undrain(agent_id))
+
     def hardware(self, agent_id: str | None = None) -> hardware_service_pb2.GetHardwareResponse:
         """Measured profile of an agent's device, and every device that was looked at with the reason."""
         return self._loop.run(self._client.hardware(agent_id))
@@ -243,6 +256,12 @@ async def _make(
 
 async def _iterate(stream: GenerationStream) -> Any:
     return aiter(stream)
+
+
+async def _next_report(
+    reports: AsyncGenerator[fleet_service_pb2.DrainAgentResponse, None],
+) -> fleet_service_pb2.DrainAgentResponse | None:
+    return await anext(reports, None)
 
 
 async def _next(tokens: Any) -> Token | None:
