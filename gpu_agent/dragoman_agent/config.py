@@ -43,7 +43,8 @@ class AgentSettings:
         ),
     )
     device: str = field(
-        default="auto", metadata=_about("what to run on", group=_DEVICE, choices=("auto", "cpu", "null", "cuda", "hip", "xpu"))
+        default="auto",
+        metadata=_about("what to run on", group=_DEVICE, choices=("auto", "cpu", "null", "cuda", "hip", "xpu")),
     )
     memory_utilization: float | None = field(
         default=None,

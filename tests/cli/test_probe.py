@@ -12,12 +12,22 @@ import jsonschema
 import pytest
 from tests.cli.command import Dragoman
 from tests.fakes.cuda_driver import H200, RTX_4060_LAPTOP, CUresult, FakeDriver
-from tests.fakes.machines import CUDA_13, INTEL_GRAPHICS, NVIDIA_CARD, Machine, with_cards, without_cards
+from tests.fakes.machines import (
+    AMD_CARD,
+    AMD_LISTED,
+    CUDA_13,
+    INTEL_GRAPHICS,
+    NVIDIA_CARD,
+    Machine,
+    with_cards,
+    without_cards,
+)
 
 from dragoman_agent.pal import attributes
 from dragoman_agent.pal import probe as probe_module
 from dragoman_agent.pal.matrix import SCHEMA_FILE
 from dragoman_agent.pal.profile import ProfileError, Value
+from dragoman_agent.pal.runtime import Runtime
 
 MEASURED = {
     "memory.read_bandwidth": Value(4.614e12, "bytes/s", "measured", spread=0.012, note="read-only stream"),
@@ -54,7 +64,9 @@ def test_table_by_dimension_with_every_device(dragoman: Dragoman, play: Any, tmp
     play(with_cards(RTX_4060_LAPTOP.but(link=(1, 4, 4, 8)), pci=(INTEL_GRAPHICS, NVIDIA_CARD)))
     text = dragoman("probe", "--cache-dir", str(tmp_path)).stdout
     assert "Intel integrated GPU [8086:a7a0]" in text
-    assert "the installed torch was built for CUDA 13.0, this card needs one for Intel GPUs (XPU)" in " ".join(text.split())
+    assert "the installed torch was built for CUDA 13.0, this card needs one for Intel GPUs (XPU)" in " ".join(
+        text.split()
+    )
     assert "the PCIe link runs at x4 of x8" in text
     profile = text.split("profile of NVIDIA GeForce RTX 4060 Laptop GPU")[1].split("\nprofile of")[0]
     places = [profile.index(f"\n{title} ") for title in ("compute", "memory", "scheduling", "limits")]
@@ -133,5 +145,28 @@ def test_doctor_takes_a_remark_apart_and_no_backend_for_no_fault(dragoman: Drago
     found = {(check["name"], check["level"]): check for check in checks if check["name"].startswith("device")}
     assert found["device cuda", "warn"]["finding"] == "the PCIe link runs at x4 of x8"
     assert found["device cuda", "warn"]["fix"].startswith("put the card into a wider slot")
-    assert found["device xpu", "ok"]["finding"].endswith("the installed torch was built for CUDA 13.0, this card needs one for Intel GPUs (XPU)")
+    assert found["device xpu", "ok"]["finding"].endswith(
+        "the installed torch was built for CUDA 13.0, this card needs one for Intel GPUs (XPU)"
+    )
     assert not any(check["name"] == "gpu" for check in checks)
+
+
+def test_an_untested_backend_is_called_so_everywhere(
+    dragoman: Dragoman, play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(Machine(FakeDriver(has_library=False), pci=(AMD_CARD,), torch=[AMD_LISTED]))
+    monkeypatch.setattr(attributes, "installed_runtime", lambda: Runtime("", hip="6.4"))
+    monkeypatch.setattr(probe_module, "measure_torch", lambda kind, index: MEASURED)
+    text = " ".join(dragoman("probe", "--cache-dir", str(tmp_path)).stdout.split())
+    assert "hip (untested)" in text
+    assert "AMD Instinct MI300X: the hip backend is untested" in text
+    matrix = json.loads(dragoman("probe", "--json", "--cache-dir", str(tmp_path)).stdout)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).validate(matrix)
+    card = matrix["devices"][0]
+    assert card["kind"] == "hip" and card["chosen"] and "untested" in card["reason"]
+    assert card["capabilities"]["tested"] is False and card["capabilities"]["launch"]["group_threads"] == 64
+    bandwidth = next(each["bandwidth"] for each in card["capabilities"]["memory"] if each["name"] == "device")
+    assert bandwidth == {"value": 4.614e12, "unit": "bytes/s", "provenance": "measured"}
+    checks = json.loads(dragoman("doctor", "--json", "--cache-dir", str(tmp_path)).stdout)
+    found = [check for check in checks if check["name"] == "device hip"]
+    assert found and all(check["level"] == "warn" and "untested" in check["finding"] for check in found)

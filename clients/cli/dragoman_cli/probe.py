@@ -69,7 +69,7 @@ def _show_devices(console: Console, inventory: Any) -> None:
         facts = verdict.device.facts
         memory = quantity(facts.memory_bytes, "bytes") if facts.memory_bytes else "unknown"
         table.add_row(
-            *(Text(str(cell)) for cell in (facts.name, facts.kind, facts.architecture, memory)),
+            *(Text(str(cell)) for cell in (facts.name, _kind(facts.kind), facts.architecture, memory)),
             "yes" if verdict.chosen else "no",
             Text(verdict.reason),
         )
@@ -79,6 +79,12 @@ def _show_devices(console: Console, inventory: Any) -> None:
     console.print(table)
     for remark in remarks:
         console.print(Text(f"  {remark}"))
+
+
+def _kind(kind: str) -> str:
+    from dragoman_agent.pal.found import UNTESTED_KINDS
+
+    return f"{kind} (untested)" if kind in UNTESTED_KINDS else kind
 
 
 def _show_profile(console: Console, profile: Any, from_cache: bool) -> None:

@@ -25,7 +25,8 @@ class UpSettings:
 
     model: str = field(default="embedded", metadata=_about("a directory, a file, or a known name", _COMMON))
     device: str = field(
-        default="auto", metadata=_about("what to run on", _COMMON, choices=("auto", "cpu", "cuda", "hip", "xpu", "null"))
+        default="auto",
+        metadata=_about("what to run on", _COMMON, choices=("auto", "cpu", "cuda", "hip", "xpu", "null")),
     )
     port: int = field(default=8000, metadata=_about("HTTP port; 0 takes a free one", _COMMON, min=0, max=65535))
     max_context: int | None = field(
