@@ -20,6 +20,7 @@ from dragoman.address import host_port
 from dragoman.channel import server_options
 from dragoman.errors import DragomanError
 from dragoman.serving import ErrorInterceptor
+from dragoman.tls import read_tls
 from dragoman.v1 import (
     admission_service_pb2,
     admission_service_pb2_grpc,
@@ -283,12 +284,9 @@ def _closing() -> DragomanError:
 
 
 def _credentials(settings: ControllerSettings) -> grpc.ServerCredentials | None:
-    if settings.tls_certificate is None or settings.tls_key is None or settings.tls_client_ca is None:
-        return None
-    certificate, key, client_ca = (
-        Path(path).read_bytes() for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
-    )
-    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=client_ca, require_client_auth=True)
+    flags = "--tls-certificate", "--tls-key", "--tls-client-ca"
+    identity = read_tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca, flags)
+    return identity.server_credentials() if identity else None
 
 
 def _etcd_credentials(settings: ControllerSettings) -> grpc.ChannelCredentials | None:

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class CellKey:
     """A secret of the whole cell, never sent; `key_id` names it in tickets."""
 
     key_id: int
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     @classmethod
     def random(cls) -> CellKey:

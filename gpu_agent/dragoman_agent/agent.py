@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from dragoman.address import host_port
+from dragoman.tls import TlsIdentity, open_channel
 from dragoman.v1 import agent_pb2, error_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.draining import Drainer
@@ -59,7 +60,8 @@ _STATES = {
 class Agent:
     """One agent. `run` returns the exit code."""
 
-    def __init__(self, settings: AgentSettings, prepared: Prepared) -> None:
+    def __init__(self, settings: AgentSettings, prepared: Prepared, tls: TlsIdentity | None = None) -> None:
+        """`tls`: who the agent is towards clients, controllers and other agents; None for loopback. Raises StartupError."""
         self._settings = settings
         self._model = served_model(prepared.source, settings.served_model_name, prepared.max_context_tokens)
         self._pal = prepared.pal
@@ -68,6 +70,13 @@ class Agent:
         self._num_parameters = prepared.source.config.num_parameters
         plan = prepared.pal.plan
         self.agent_id = settings.resolved_agent_id(plan.device_kind)
+        if tls is not None and self.agent_id not in tls.names:
+            raise StartupError(
+                f"--tls-certificate is for {', '.join(tls.names) or 'no name'}, and not for agent {self.agent_id!r}: clients "
+                "and controllers would refuse it; give the agent a certificate with its id as subject alternative name"
+            )
+        self._tls = tls
+        self._credentials = tls.channel_credentials() if tls else None
         self.epoch = secrets.randbits(64) | 1
         self._engine = EngineClient(prepared.engine, self)
         self._journal = KvJournal()
@@ -96,7 +105,10 @@ class Agent:
         self._generation = GenerationServicer(self._engine, self._acceptance, self._model, self.epoch)
         self._kv_transfer = KvTransferServicer(self._engine, self._gate)
         self._prefetcher = Prefetcher(
-            self._engine, self._journal, lambda outcome: self._metrics.hints.labels(outcome).inc()
+            self._engine,
+            self._journal,
+            lambda outcome: self._metrics.hints.labels(outcome).inc(),
+            dial=lambda address, agent_id: open_channel(address, self._credentials, agent_id),
         )
         self._server: AgentServer | None = None
         self._metrics_server: MetricsServer | None = None
@@ -132,7 +144,8 @@ class Agent:
                 hardware=HardwareServicer(self._pal.view),
                 telemetry=TelemetryServicer(self._metrics.registry, self._load_sample, self._engine),
                 kv_transfer=self._kv_transfer,
-            )
+            ),
+            self._tls.server_credentials() if self._tls else None,
         )
         await self._server.start(settings.host, settings.port)
         try:
@@ -227,6 +240,7 @@ class Agent:
             revoke=self._gate.revoke,
             prefetch=self._prefetcher.hint,
             journal=self._journal,
+            dial=lambda address: open_channel(address, self._credentials),
         )
 
     def _describe(self) -> agent_pb2.Agent:

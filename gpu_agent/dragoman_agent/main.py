@@ -29,20 +29,22 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 
 def _run(settings: AgentSettings) -> int:
+    from dragoman.tls import TlsError, read_tls
     from dragoman_agent.startup import StartupError, prepare
 
     try:
+        tls = read_tls(settings.tls_certificate, settings.tls_key, settings.tls_ca)
         with prepare(settings) as prepared:
             # Imported while the engine process starts: gRPC and the rest take as long as its own imports.
             from dragoman_agent.agent import Agent
 
             async def serve() -> int:
                 # Built inside the loop: a gRPC server belongs to the loop it is made in.
-                return await Agent(settings, prepared).run()
+                return await Agent(settings, prepared, tls).run()
 
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(serve())
-    except StartupError as error:
+    except (StartupError, TlsError) as error:
         logging.getLogger(PROG).debug("startup failed", exc_info=True)
         _fail(str(error))
     except ImportError as error:

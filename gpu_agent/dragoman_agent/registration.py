@@ -8,15 +8,15 @@ import logging
 import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import grpc
 
-from dragoman.channel import channel_options
 from dragoman.durations import seconds_of
 from dragoman.errors import DragomanError, from_rpc_error
+from dragoman.tls import handshake_problem, open_channel
 from dragoman.v1 import agent_pb2, agent_registry_service_pb2, agent_registry_service_pb2_grpc, error_pb2
 from dragoman_agent.kv_journal import KvFeed, KvJournal
 
@@ -61,6 +61,7 @@ class AgentPart:
     revoke: Callable[[bytes], bool]
     prefetch: Callable[[agent_registry_service_pb2.PrefetchPrefix, Callable[[HintEnd], None]], None]
     journal: KvJournal
+    dial: Callable[[str], grpc.aio.Channel] = field(default=lambda address: open_channel(address, None))
 
 
 class ControllerLink:
@@ -135,7 +136,7 @@ class ControllerLink:
         last_problem = ""
         while True:
             try:
-                async with grpc.aio.insecure_channel(self.address, options=channel_options()) as channel:
+                async with self._part.dial(self.address) as channel:
                     self._stub = stub = _stub(channel)
                     await self._register(stub)
                     if not self._is_other(self):
@@ -147,7 +148,7 @@ class ControllerLink:
                     backoff, last_problem = FIRST_BACKOFF_SECONDS, ""
                     await self._stay(stub)
             except grpc.RpcError as error:
-                problem = from_rpc_error(error)
+                problem = _problem(error)
             except DragomanError as error:
                 problem = error
             else:
@@ -307,3 +308,11 @@ def _grace_of(drain: agent_registry_service_pb2.Drain) -> float | None:
     if not drain.HasField("grace_period"):
         return None
     return max(seconds_of(drain.grace_period), 0.0)
+
+
+def _problem(error: grpc.RpcError) -> DragomanError:
+    """Why a controller could not be reached, or what it said; a failed handshake in plain words."""
+    problem = from_rpc_error(error)
+    if plain := handshake_problem(problem.message):
+        problem.message = plain
+    return problem

@@ -62,7 +62,7 @@ def test_agent_id_is_host_and_device_and_fits_a_certificate(monkeypatch: pytest.
         (("--open", "--profile", "l4", "--profile-force", "--pal-arena", "off"), ""),
         (("--open",), ""),
         (("--open", "--host", "::1"), ""),
-        (("--controllers", "a:1,b:2", "--host", "0.0.0.0"), ""),
+        (("--controllers", "a:1,b:2", "--host", "0.0.0.0"), "TLS"),
     ],
 )
 def test_settings_that_do_not_go_together(flags: tuple[str, ...], words: str) -> None:

@@ -57,6 +57,7 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
             async for request in request_iterator:
                 beating = self._cell.fleet.member_of(request.lease_id, request.epoch)
                 if beating is not member:
+                    check_identity(context, beating.agent_id)
                     member, stream, sent = beating, self._cell.connect(beating), set()
                 self._cell.beat(
                     member,
@@ -85,6 +86,7 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
         async for request in request_iterator:
             member = self._cell.fleet.member_of(request.lease_id, request.epoch)
             if member is not begun:
+                check_identity(context, member.agent_id)
                 self._cell.index.start_stream(member.agent_id, member.epoch)
                 begun = member
             applied = self._cell.apply_kv_events(
@@ -102,10 +104,11 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
 
 
 def check_identity(context: Context, agent_id: str) -> None:
-    """Under mutual TLS an agent may register only as what its certificate says. Raises PERMISSION_DENIED."""
-    names = context.auth_context().get("x509_subject_alternative_name")
-    if names is not None and agent_id.encode() not in names:
-        shown = ", ".join(name.decode(errors="replace") for name in names)
+    """Under mutual TLS an agent may speak only as what its certificate says, with whatever lease. Raises PERMISSION_DENIED."""
+    identity = context.auth_context()
+    names = identity.get("x509_subject_alternative_name", ())
+    if identity.get("transport_security_type") == [b"ssl"] and agent_id.encode() not in names:
+        shown = ", ".join(name.decode(errors="replace") for name in names) or "no name"
         raise DragomanError(
             error_pb2.ERROR_REASON_PERMISSION_DENIED,
             f"the certificate is for {shown}, not for agent {agent_id!r}: give the agent a certificate with its id "

@@ -62,7 +62,9 @@ class Services:
 class AgentServer:
     """The listening server and its health."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Without credentials nothing is encrypted, and nobody is asked who they are: for loopback."""
+        self._credentials = credentials
         self._server = grpc.aio.server(options=[*server_options(), *_STREAM_OPTIONS], interceptors=[ErrorInterceptor()])
         self._health = health_aio.HealthServicer()
         self._ready: bool | None = None
@@ -75,7 +77,13 @@ class AgentServer:
         telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server(services.telemetry, self._server)
         kv_transfer_service_pb2_grpc.add_KvTransferServiceServicer_to_server(services.kv_transfer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (_GENERATION, _EMBEDDING, _KV_TRANSFER, *_ALWAYS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        names = (
+            _GENERATION,
+            _EMBEDDING,
+            _KV_TRANSFER,
+            *_ALWAYS,
+            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+        )
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
 
     async def start(self, host: str, port: int) -> None:
@@ -83,7 +91,11 @@ class AgentServer:
         if problem := listen_problem(host, port, "--port"):
             raise StartupError(problem)
         try:
-            self.port = self._server.add_insecure_port(host_port(host, port))
+            address = host_port(host, port)
+            if self._credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:  # it was taken meanwhile
             raise StartupError(f"cannot listen on {host_port(host, port)}: {error}") from None
         for name in _ALWAYS:
