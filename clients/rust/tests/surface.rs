@@ -1,5 +1,7 @@
 //! The public surface is what `tests/surface.txt` says. `DRAGOMAN_UPDATE_SURFACE=1 cargo test --test surface` writes it anew.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
