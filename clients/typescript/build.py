@@ -47,7 +47,7 @@ def copy(folder: Path) -> None:
         shutil.rmtree(folder / "dist" / name, ignore_errors=True)
         shutil.copytree(HERE / name, folder / name)
     (folder / "dist" / "tsbuildinfo").unlink(missing_ok=True)
-    for path in HERE.iterdir():
+    for path in [*HERE.iterdir(), HERE.parent / "conformance/hashes.json"]:
         if path.is_file():
             shutil.copy2(path, folder / path.name)
 

@@ -47,8 +47,7 @@ async function run({ controller, agent, tenant, tls, retry, calls }: Instruction
     tenant,
     retry: policyOf(retry),
     credentials:
-      tls &&
-      credentials.createSsl(Buffer.from(tls.ca_pem), Buffer.from(tls.key_pem), Buffer.from(tls.certificate_pem)),
+      tls && credentials.createSsl(Buffer.from(tls.ca_pem), Buffer.from(tls.key_pem), Buffer.from(tls.certificate_pem)),
   });
   for (const [index, call] of calls.entries()) {
     const began = performance.now();

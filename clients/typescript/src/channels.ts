@@ -12,7 +12,7 @@ import {
   status,
 } from "@grpc/grpc-js";
 
-import { DragomanError } from "./errors.js";
+import { DragomanError, late } from "./errors.js";
 import type { Scope } from "./scope.js";
 
 const MAX_MESSAGE_BYTES = 16 << 20;
@@ -49,10 +49,12 @@ export interface Address {
 export class Channels {
   readonly #credentials: ChannelCredentials | undefined;
   readonly #open = new Map<string, Client>();
+  readonly #connectSeconds: number;
   #closed = false;
 
-  constructor(credentials: ChannelCredentials | undefined) {
+  constructor(credentials: ChannelCredentials | undefined, connectSeconds = CONNECT_SECONDS) {
     this.#credentials = credentials;
+    this.#connectSeconds = connectSeconds;
   }
 
   /** A connection that is up, or whose next call fails at once. Throws a ServiceError when the server stays silent. */
@@ -66,7 +68,7 @@ export class Channels {
     if (!(await this.#isSettled(client.getChannel(), scope))) {
       this.#open.delete(key);
       client.close();
-      throw unavailable(`no answer to the connection within ${String(CONNECT_SECONDS)} s`);
+      throw unavailable(`no answer to the connection within ${String(this.#connectSeconds)} s`);
     }
     return client;
   }
@@ -91,16 +93,19 @@ export class Channels {
     return new Client(where.target, this.#credentials, { ...OPTIONS, ...named });
   }
 
-  /** Whether the connection is up or has failed, waited for as long as the scope and CONNECT_SECONDS allow. */
+  /** Whether the connection is up or has failed, waited for as long as the scope and #connectSeconds allow. */
   async #isSettled(channel: ChannelInterface, scope: Scope): Promise<boolean> {
-    const limit = Date.now() + 1000 * Math.min(scope.remaining() ?? CONNECT_SECONDS, CONNECT_SECONDS);
+    const left = scope.remaining() ?? Infinity;
+    const limit = Date.now() + 1000 * Math.min(left, this.#connectSeconds);
     for (;;) {
       const state = channel.getConnectivityState(true);
       if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) {
         return true;
       }
       if (Date.now() >= limit) {
-        scope.remaining();
+        if (left <= this.#connectSeconds) {
+          throw late();
+        }
         return false;
       }
       await changed(channel, state, limit, scope.signal);

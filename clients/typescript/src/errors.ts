@@ -10,7 +10,7 @@ import { secondsOf } from "./durations.js";
 const ERROR_KEY = "dragoman-error-bin";
 
 /** Why a call failed. A reason of a newer version is named by its number and counts as internal. */
-export type Reason = ReasonName | `unknown_${number}`;
+export type Reason = ReasonName | `unknown_${string}`;
 
 const NAMES = new Map<number, ReasonName>(
   (Object.keys(catalogue) as ReasonName[]).map((name) => [catalogue[name].number, name]),
@@ -22,7 +22,7 @@ function isKnown(reason: Reason): reason is ReasonName {
 
 /** The name of a reason on the wire. */
 export function reasonOf(number: number): Reason {
-  return NAMES.get(number) ?? `unknown_${number}`;
+  return NAMES.get(number) ?? `unknown_${String(number)}`;
 }
 
 /** The catalogue's entry of a reason. */
@@ -149,6 +149,6 @@ export function plainDetails(error: ServiceError): { text: string; refused: bool
   return { text: error.details || nameOf(error.code), refused: false };
 }
 
-function nameOf(code: status): string {
-  return (status[code] as string | undefined) ?? `status ${String(code)}`;
+function nameOf(code: number): string {
+  return (status as Readonly<Record<number, string | undefined>>)[code] ?? `status ${String(code)}`;
 }

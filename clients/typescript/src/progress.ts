@@ -96,7 +96,7 @@ export class Progress {
     return this.#choices.map(({ text, tokenIds, logprobs, finish }) => ({
       text,
       tokenIds,
-      finishReason: finishReasonOf(finish?.reason ?? 0),
+      finishReason: finishReasonOf(finish?.reason),
       stopString: finish?.stop?.$case === "stopString" ? finish.stop.value : undefined,
       stopTokenId: finish?.stop?.$case === "stopTokenId" ? finish.stop.value : undefined,
       logprobs,

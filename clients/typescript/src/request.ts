@@ -168,7 +168,7 @@ function isBias(value: unknown): boolean {
 }
 
 /** Throws invalid_request for an option that is unknown or of a wrong kind. */
-export function checkOptions<O extends object>(options: O, known: readonly (keyof O & keyof GenerateOptions)[]): void {
+export function checkOptions(options: object, known: readonly (keyof GenerateOptions)[]): void {
   for (const [name, value] of Object.entries(options) as [string, unknown][]) {
     if (!(known as readonly string[]).includes(name)) {
       throw invalid(name, `is no option of this call (known: ${known.join(", ")})`);

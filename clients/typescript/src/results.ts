@@ -105,7 +105,7 @@ export interface Embeddings {
   readonly promptTokens: number;
 }
 
-export function finishReasonOf(reason: WireFinishReason): FinishReason {
+export function finishReasonOf(reason: WireFinishReason | undefined): FinishReason {
   switch (reason) {
     case WireFinishReason.LENGTH:
       return "length";
