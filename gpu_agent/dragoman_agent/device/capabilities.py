@@ -272,11 +272,17 @@ _GPU_MEASURED = {
     "memory.l2_latency": "dragoman probe --full", "scheduling.event_wait": "dragoman probe --full",
     "scheduling.atomics": "dragoman probe --full", "scheduling.throughput_by_block_size": "dragoman probe --full",
 }  # fmt: skip
-_CPU_MEASURED = {"memory.read_bandwidth": "dragoman probe", "scheduling.thread_handover": "dragoman probe"}
+_CPU_MEASURED = {
+    "memory.read_bandwidth": "dragoman probe", "scheduling.thread_handover": "dragoman probe", "memory.latency": "",
+}  # fmt: skip
 
 
 def _missing(values: Mapping[str, Value], wanted: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(f"{name}: not measured yet by `{how}`" for name, how in wanted.items() if name not in values)
+    return tuple(
+        f"{name}: not measured yet by `{how}`" if how else f"{name}: no probe measures it on this kind of device"
+        for name, how in wanted.items()
+        if name not in values
+    )
 
 
 def _need(kind: str, values: Mapping[str, Value], name: str) -> int:

@@ -145,7 +145,8 @@ def test_a_plan_that_cannot_run_is_refused_with_the_numbers(changes: dict[str, A
 
 def test_dependent_launch_needs_the_device() -> None:
     plan, profile = planned()
-    assert plan.dependent_launch
+    plan = replace(plan, dependent_max_batch=8)
+    check_plan_fits(plan, capabilities_of("cuda", profile.values))
     without = {**profile.values, "compute.dependent_launch": Value(False, "", "derived")}
     with pytest.raises(DeviceError, match="starts kernels before the one before them has ended"):
         check_plan_fits(plan, capabilities_of("cuda", without))

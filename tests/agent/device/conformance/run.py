@@ -38,7 +38,8 @@ def main(argv: list[str]) -> int:
 
 def report(chosen: Iterable[Subject]) -> int:
     """Every case on each subject; 1 when one is off."""
-    from tests.agent.device.conformance.cases import CASES, Bench
+    from tests.agent.device.conformance.bench import Bench
+    from tests.agent.device.conformance.cases import CASES
 
     num_off = 0
     for subject in chosen:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.device.conformance.cases import CASES, Bench
+from tests.agent.device.conformance.bench import Bench
+from tests.agent.device.conformance.cases import CASES
 from tests.agent.device.conformance.subjects import cpu_subject, null_subject
 from tests.needs import need_cpu_kernels
 
