@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
+import grpc
 import pytest
+from tests.controller.authority import Authority
 from tests.controller.etcd_server import EtcdServer
 
 from dragoman_controller.etcd_store import EtcdStore
@@ -127,3 +130,28 @@ async def test_a_lost_etcd_is_said_and_the_next_server_is_asked(etcd: EtcdServer
         await alone.close()
         await both.close()
         lost.close()
+
+
+async def test_etcd_under_mutual_tls(tmp_path: Path) -> None:
+    authority, stranger = Authority.named("etcd"), Authority.named("stranger")
+    authority.write(tmp_path / "server", "127.0.0.1", "localhost")
+    files = {name: str(tmp_path / "server" / name) for name in ("certificate", "key", "ca")}
+    server = EtcdServer(
+        "--cert-file", files["certificate"], "--key-file", files["key"], "--trusted-ca-file", files["ca"],
+        "--client-cert-auth",
+    )  # fmt: skip
+    certificate, key = authority.issue("controller")
+    known = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
+    nameless = grpc.ssl_channel_credentials(authority.certificate)
+    elsewhere = grpc.ssl_channel_credentials(stranger.certificate, key, certificate)
+    stores = [EtcdStore([server.address], credentials) for credentials in (known, nameless, elsewhere, None)]
+    try:
+        server.start()
+        assert await stores[0].write("tls/k", b"1") and "tls/k" in await stores[0].read("tls/")
+        for store in stores[1:]:
+            with pytest.raises(StoreUnavailable, match=server.address):
+                await store.read("tls/")
+    finally:
+        for store in stores:
+            await store.close()
+        server.close()
