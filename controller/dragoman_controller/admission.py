@@ -26,6 +26,8 @@ from dragoman_controller.requests import AdmissionRequest, Priority, validate
 
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
+# So many waiting requests that fit nowhere are tried before those behind them; then what frees up is left to gather for them.
+MAX_NUM_MISFITS = 16
 # After its start a controller gives the agents this long to find it before it says that a model is unknown.
 SETTLE_SECONDS = 5.0
 
@@ -88,7 +90,12 @@ class Admission:
         self._asks: dict[tuple[str, str, int], _Ask] = {}
         self._queues: dict[str, FairQueue[_Ask]] = {}
         self._queued_of_tenant: Counter[str] = Counter()
-        self._timers: list[tuple[float, int, _Ask]] = []
+        self._waits: list[tuple[float, int, _Ask]] = []
+        # Grants in the order in which their tickets run out: all have the same time.
+        self._unused: deque[tuple[float, tuple[str, str, int]]] = deque()
+        # Tenants at their limit of running requests, and the models whose queues hold them.
+        self._limited: dict[str, set[str]] = {}
+        self._limited_under: Policy | None = None
         self._sequence = itertools.count()
         self._closed: DragomanError | None = None
 
@@ -145,6 +152,7 @@ class Admission:
 
     def forget(self, key: tuple[str, str, int]) -> None:
         """The request ended: asking for its id again is a new request."""
+        self._release_tenant(key[0])
         ask = self._asks.get(key)
         if ask is not None and ask.granted is not None:
             del self._asks[key]
@@ -160,14 +168,14 @@ class Admission:
         """Refuses requests that waited too long and forgets tickets past their use."""
         now = self._clock()
         self._judge_held(now)
-        while self._timers and self._timers[0][0] <= now:
-            ask = heapq.heappop(self._timers)[2]
-            if self._asks.get(ask.request.key) is not ask:
-                continue
-            if ask.granted is not None:
-                if ask.granted.usable_until <= now:
-                    del self._asks[ask.request.key]
-            else:
+        while self._unused and self._unused[0][0] <= now:
+            key = self._unused.popleft()[1]
+            ask = self._asks.get(key)
+            if ask is not None and ask.granted is not None and ask.granted.usable_until <= now:
+                del self._asks[key]
+        while self._waits and self._waits[0][0] <= now:
+            ask = heapq.heappop(self._waits)[2]
+            if ask.granted is None and self._asks.get(ask.request.key) is ask:
                 self._refuse(ask, self._waited_too_long(ask, now))
 
     def _judge_held(self, now: float) -> None:
@@ -243,8 +251,7 @@ class Admission:
     def _grant_now(self, ask: _Ask) -> bool:
         """Grants where an agent has room and the tenant is within its limit."""
         request = ask.request
-        limit = self._policy.current.tenant(request.tenant).max_running_requests
-        if limit and self._placer.num_running(request.tenant) >= limit:
+        if self._is_at_limit(request.tenant):
             return False
         now = self._clock()
         granted = self._placer.grant(request, now - ask.arrived_at)
@@ -252,7 +259,8 @@ class Admission:
             return False
         ask.granted = granted
         self._asks[request.key] = ask
-        self._set_timer(ask, granted.usable_until)
+        self._unused.append((granted.usable_until, request.key))
+        request.block_hashes = ()  # they were placed by; nothing else of a request is as large
         self._observer.ticket("granted")
         self._observer.waited(request.priority, now - ask.arrived_at)
         self._observer.quoted(request.priority, granted.quote, self._policy.current)
@@ -280,19 +288,38 @@ class Admission:
         ask.entry = queue.push(ask, request.priority, request.tenant, cost, tenant.share)
         self._queued_of_tenant[request.tenant] += 1
         self._asks[request.key] = ask
-        self._set_timer(ask, ask.arrived_at + wait)
+        heapq.heappush(self._waits, (ask.arrived_at + wait, next(self._sequence), ask))
 
     def _dispatch(self, queue: FairQueue[_Ask], model: str) -> None:
-        blocked: set[tuple[Priority, str]] = set()
-        while queue and self._placer.has_room(model):
-            entry = queue.select(blocked)
+        if self._limited_under is not self._policy.current:
+            self._limited_under = self._policy.current
+            for tenant in list(self._limited):
+                self._release_tenant(tenant)
+        misfits: list[str] = []
+        while queue and len(misfits) < MAX_NUM_MISFITS and self._placer.has_room(model):
+            entry = queue.select()
             if entry is None:
-                return
-            if self._grant_now(entry.item):
+                break
+            if self._is_at_limit(entry.tenant):
+                queue.hold(entry)
+                self._limited.setdefault(entry.tenant, set()).add(model)
+            elif self._grant_now(entry.item):
                 queue.take(entry)
                 self._left_queue(entry.item)
             else:
-                blocked.add((entry.priority, entry.tenant))
+                queue.hold(entry)
+                misfits.append(entry.tenant)
+        for tenant in reversed(misfits):
+            queue.release(tenant)
+
+    def _is_at_limit(self, tenant: str) -> bool:
+        limit = self._policy.current.tenant(tenant).max_running_requests
+        return limit > 0 and self._placer.num_running(tenant) >= limit
+
+    def _release_tenant(self, tenant: str) -> None:
+        """A tenant at its limit is not asked about again until one of its requests has ended, or the policy is new."""
+        for model in self._limited.pop(tenant, ()):
+            self._queues[model].release(tenant)
 
     def _left_queue(self, ask: _Ask) -> None:
         ask.entry = None
@@ -309,6 +336,7 @@ class Admission:
             self._observer.ticket("abandoned")
         elif ask.granted is not None:
             self._placer.release(ask.granted)
+            self._release_tenant(ask.request.tenant)
             self._observer.ticket("released")
             self.dispatch([ask.request.model])
 
@@ -320,9 +348,6 @@ class Admission:
         self._observer.ticket(error.reason_name)
         for listener in ask.listeners:
             listener(error)
-
-    def _set_timer(self, ask: _Ask, at: float) -> None:
-        heapq.heappush(self._timers, (at, next(self._sequence), ask))
 
     def _num_waiting(self, model: str) -> int:
         queue = self._queues.get(model)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -17,6 +16,8 @@ from dragoman_controller.requests import Priority
 QUANTUM_TOKENS = 2048
 # A waiting class is passed over at most this often in a row.
 MAX_NUM_BYPASSES = 8
+# Of more tenants than this a position is estimated: it is told for each request, and a look at all would cost more than it.
+_MAX_NUM_COUNTED = 64
 
 T = TypeVar("T")
 
@@ -32,13 +33,15 @@ class Entry(Generic[T]):
     removed: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Tenant(Generic[T]):
     name: str
     share: int
     entries: deque[Entry[T]] = field(default_factory=deque)
+    num_waiting: int = 0
     deficit: float = 0.0
     topped_up: bool = False
+    is_held: bool = False
 
     def purge(self) -> None:
         while self.entries and self.entries[0].removed:
@@ -46,65 +49,103 @@ class _Tenant(Generic[T]):
 
 
 class _ClassQueue(Generic[T]):
-    """The tenants of one class in turn."""
+    """The tenants of one class in turn. Those that are held, and those that left, are not in `_turns` or passed over."""
 
     def __init__(self) -> None:
         self.tenants: dict[str, _Tenant[T]] = {}
-        self.turns: deque[_Tenant[T]] = deque()
         self.num_bypasses = 0
+        self._turns: deque[_Tenant[T]] = deque()
+        self._num_gone = 0
 
     def push(self, entry: Entry[T], share: int) -> None:
         tenant = self.tenants.get(entry.tenant)
         if tenant is None:
             tenant = self.tenants[entry.tenant] = _Tenant(entry.tenant, share)
-            self.turns.append(tenant)
+            self._turns.append(tenant)
         tenant.share = share
         tenant.entries.append(entry)
+        tenant.num_waiting += 1
 
-    def select(self, blocked: Container[str]) -> Entry[T] | None:
-        """The next entry, left in place; `blocked` tenants are passed over without losing their turn's credit."""
-        self._drop_empty()
-        able = [tenant for tenant in self.turns if tenant.name not in blocked]
-        if not able:
-            return None
-        while True:
-            for tenant in list(able):
-                if not tenant.topped_up:
-                    tenant.deficit += QUANTUM_TOKENS * tenant.share
-                    tenant.topped_up = True
-                if tenant.deficit >= tenant.entries[0].cost:
-                    return tenant.entries[0]
-                tenant.topped_up = False
-                self._to_the_end(tenant)
-            self._skip_rounds(able)
+    def select(self) -> Entry[T] | None:
+        """The next entry, left in place."""
+        turns, num_passed = self._turns, 0
+        while turns:
+            tenant = turns[0]
+            if not tenant.num_waiting:
+                turns.popleft()
+                self._num_gone -= 1
+                continue
+            tenant.purge()
+            if not tenant.topped_up:
+                tenant.deficit += QUANTUM_TOKENS * tenant.share
+                tenant.topped_up = True
+            if tenant.deficit >= tenant.entries[0].cost:
+                return tenant.entries[0]
+            tenant.topped_up = False
+            turns.rotate(-1)
+            num_passed += 1
+            if num_passed >= len(turns):
+                self._skip_rounds()
+                num_passed = 0
+        return None
 
     def take(self, entry: Entry[T]) -> None:
         """Removes a selected entry and charges its tenant."""
+        self.tenants[entry.tenant].deficit -= entry.cost
+        self.remove(entry)
+
+    def remove(self, entry: Entry[T]) -> None:
+        """Takes an entry out, wherever it stands."""
+        entry.removed = True
         tenant = self.tenants[entry.tenant]
-        tenant.entries.remove(entry)
-        tenant.deficit -= entry.cost
+        tenant.num_waiting -= 1
         tenant.purge()
-        if not tenant.entries:
-            self._drop_empty()
+        if tenant.num_waiting:
+            return
+        tenant.entries.clear()
+        del self.tenants[tenant.name]
+        if tenant.is_held:
+            return
+        # Its place in the turns is passed over when it comes up, or cleared away with others.
+        self._num_gone += 1
+        if self._num_gone > len(self._turns) // 2:
+            self._turns = deque(tenant for tenant in self._turns if tenant.num_waiting)
+            self._num_gone = 0
 
-    def _to_the_end(self, tenant: _Tenant[T]) -> None:
-        self.turns.remove(tenant)
-        self.turns.append(tenant)
+    def hold(self, entry: Entry[T]) -> None:
+        """Takes the tenant of the selected entry out of the turns."""
+        tenant = self._turns.popleft()
+        assert tenant.name == entry.tenant, "only the tenant whose turn it is can be held"
+        tenant.is_held = True
 
-    def _skip_rounds(self, able: list[_Tenant[T]]) -> None:
+    def release(self, name: str) -> None:
+        """A held tenant is next again."""
+        tenant = self.tenants.get(name)
+        if tenant is not None and tenant.is_held:
+            tenant.is_held = False
+            self._turns.appendleft(tenant)
+
+    def num_ahead(self, entry: Entry[T]) -> int:
+        """Requests of the class likely to be served before this one, turn by turn."""
+        own = self.tenants[entry.tenant]
+        is_last = own.entries[-1] is entry
+        index = own.num_waiting - 1 if is_last else sum(not one.removed for one in _before(own.entries, entry))
+        if len(self.tenants) > _MAX_NUM_COUNTED:
+            return index + (index + 1) * (len(self.tenants) - 1)
+        ahead = index
+        for tenant in self.tenants.values():
+            if tenant is not own:
+                ahead += min(tenant.num_waiting, math.ceil((index + 1) * tenant.share / own.share))
+        return ahead
+
+    def _skip_rounds(self) -> None:
         """A request of many quanta would take as many rounds: give all but the last of them at once."""
+        able = [tenant for tenant in self._turns if tenant.num_waiting]
         rounds = min(
             math.ceil((tenant.entries[0].cost - tenant.deficit) / (QUANTUM_TOKENS * tenant.share)) for tenant in able
         )
         for tenant in able:
             tenant.deficit += max(rounds - 1, 0) * QUANTUM_TOKENS * tenant.share
-
-    def _drop_empty(self) -> None:
-        for tenant in list(self.turns):
-            tenant.purge()
-            if not tenant.entries:
-                self.turns.remove(tenant)
-                del self.tenants[tenant.name]
 
 
 class FairQueue(Generic[T]):
@@ -134,13 +175,13 @@ class FairQueue(Generic[T]):
     def remove(self, entry: Entry[T]) -> None:
         """Takes a request out, wherever it stands."""
         if not entry.removed:
-            entry.removed = True
             self._num_waiting[entry.priority] -= 1
+            self._classes[entry.priority].remove(entry)
 
-    def select(self, blocked: Container[tuple[Priority, str]]) -> Entry[T] | None:
-        """The request to be served next, left in place. `blocked`: (class, tenant) that cannot be served now."""
+    def select(self) -> Entry[T] | None:
+        """The request to be served next, left in place; None when nobody waits but who is held."""
         for priority in self._order():
-            entry = self._classes[priority].select(_Blocked(priority, blocked))
+            entry = self._classes[priority].select()
             if entry is not None:
                 return entry
         return None
@@ -148,7 +189,6 @@ class FairQueue(Generic[T]):
     def take(self, entry: Entry[T]) -> None:
         """Removes a selected request and charges for it."""
         self._classes[entry.priority].take(entry)
-        entry.removed = True
         self._num_waiting[entry.priority] -= 1
         for priority in Priority:
             if priority is entry.priority:
@@ -156,16 +196,19 @@ class FairQueue(Generic[T]):
             elif self._num_waiting[priority]:
                 self._classes[priority].num_bypasses += 1
 
+    def hold(self, entry: Entry[T]) -> None:
+        """The tenant of a selected request is passed over in this class until it is released. It keeps its credit."""
+        self._classes[entry.priority].hold(entry)
+
+    def release(self, tenant: str) -> None:
+        """A tenant that was held is next again, in every class."""
+        for queue in self._classes.values():
+            queue.release(tenant)
+
     def num_ahead(self, entry: Entry[T]) -> int:
         """Requests likely to be served before this one: higher classes, and in its class turn by turn."""
         ahead = sum(count for priority, count in self._num_waiting.items() if priority < entry.priority)
-        tenants = self._classes[entry.priority].tenants
-        own = tenants[entry.tenant]
-        index = own.entries.index(entry)
-        for tenant in tenants.values():
-            waiting = len(tenant.entries)
-            ahead += index if tenant is own else min(waiting, math.ceil((index + 1) * tenant.share / own.share))
-        return ahead
+        return min(ahead + self._classes[entry.priority].num_ahead(entry), len(self) - 1)
 
     def _order(self) -> list[Priority]:
         waiting = [priority for priority in Priority if self._num_waiting[priority]]
@@ -174,11 +217,10 @@ class FairQueue(Generic[T]):
         return starved + [priority for priority in waiting if priority not in starved]
 
 
-class _Blocked(Container[str]):
-    """The blocked tenants of one class."""
-
-    def __init__(self, priority: Priority, blocked: Container[tuple[Priority, str]]) -> None:
-        self._priority, self._blocked = priority, blocked
-
-    def __contains__(self, tenant: object) -> bool:
-        return (self._priority, tenant) in self._blocked
+def _before(entries: deque[Entry[T]], entry: Entry[T]) -> list[Entry[T]]:
+    found = []
+    for one in entries:
+        if one is entry:
+            break
+        found.append(one)
+    return found

@@ -46,7 +46,7 @@ class Resume(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class AdmissionRequest:
-    """One request, never changed. `prompt_tokens` is None where the client has no tokenizer; `prompt_bytes` bounds it then."""
+    """One request. Its block hashes are let go once it is placed. `prompt_tokens` is None where the client has no tokenizer; `prompt_bytes` bounds it then."""
 
     request_id: str
     model: str
@@ -125,9 +125,15 @@ def validate(request: AdmissionRequest, needs_id: bool = True) -> None:
             f"block_hashes has {len(request.block_hashes)} for {request.prompt_tokens} prompt tokens: "
             f"one for each full unit of {UNIT_TOKENS} tokens is possible",
         )
-    for name, seconds in (("max_queue_wait", request.max_queue_wait_seconds), ("deadline", request.deadline_seconds)):
-        if seconds is not None and seconds < 0:
-            raise _invalid(name, f"{name} is {seconds:g} s, must not be negative")
+    if request.max_queue_wait_seconds is not None and request.max_queue_wait_seconds < 0:
+        raise _invalid(
+            "max_queue_wait", f"max_queue_wait is {request.max_queue_wait_seconds:g} s, must not be negative"
+        )
+    if request.deadline_seconds is not None and request.deadline_seconds <= 0:
+        raise _invalid(
+            "deadline",
+            f"deadline is {request.deadline_seconds:g} s, must be over 0: leave it out for a request without one",
+        )
     if request.resume is not None:
         _validate_resume(request.resume)
 

@@ -11,11 +11,10 @@ from dragoman_controller.queue import MAX_NUM_BYPASSES, QUANTUM_TOKENS, Entry, F
 from dragoman_controller.requests import Priority
 
 STANDARD = Priority.STANDARD
-NOBODY: frozenset[tuple[Priority, str]] = frozenset()
 
 
 def serve(queue: FairQueue[str]) -> Entry[str]:
-    entry = queue.select(NOBODY)
+    entry = queue.select()
     assert entry is not None
     queue.take(entry)
     return entry
@@ -26,7 +25,7 @@ def test_one_tenant_is_served_in_order() -> None:
     for name in "abc":
         queue.push(name, STANDARD, "t", 100, 1)
     assert [serve(queue).item for _ in range(3)] == ["a", "b", "c"]
-    assert queue.select(NOBODY) is None
+    assert queue.select() is None
     assert len(queue) == 0
 
 
@@ -92,14 +91,79 @@ def test_no_waiting_class_is_passed_over_for_long(pushes: list[Priority], seed: 
             assert passed[priority] <= MAX_NUM_BYPASSES + len(Priority) - 1
 
 
-def test_a_blocked_tenant_is_passed_over_and_keeps_its_turn() -> None:
+def test_a_held_tenant_is_passed_over_and_is_next_when_released() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.push("a1", STANDARD, "a", 10, 1)
     queue.push("b1", STANDARD, "b", 10, 1)
-    entry = queue.select({(STANDARD, "a")})
-    assert entry is not None and entry.item == "b1"
-    assert queue.select({(STANDARD, "a"), (STANDARD, "b")}) is None
-    assert serve(queue).item == "a1"
+    first = queue.select()
+    assert first is not None and first.item == "a1"
+    queue.hold(first)
+    queue.push("a2", STANDARD, "a", 10, 1)
+    second = queue.select()
+    assert second is not None and second.item == "b1"
+    queue.hold(second)
+    assert queue.select() is None and len(queue) == 3
+    queue.release("b")
+    queue.release("a")
+    queue.release("a")
+    queue.release("never held")
+    assert [serve(queue).item for _ in range(3)] == ["a1", "a2", "b1"]
+
+
+def test_a_held_tenant_that_leaves_and_comes_back_waits_like_any_other() -> None:
+    queue: FairQueue[str] = FairQueue()
+    entry = queue.push("a1", STANDARD, "a", 10, 1)
+    queue.select()
+    queue.hold(entry)
+    queue.remove(entry)
+    queue.push("a2", STANDARD, "a", 10, 1)
+    assert serve(queue).item == "a2" and len(queue) == 0
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_request_that_is_not_removed_is_served_once(data: st.DataObject) -> None:
+    queue: FairQueue[int] = FairQueue()
+    waiting: dict[int, Entry[int]] = {}
+    held: set[str] = set()
+    for number in range(data.draw(st.integers(1, 60))):
+        match data.draw(st.sampled_from(["push", "push", "remove", "serve", "hold", "release"])):
+            case "push":
+                name = data.draw(st.sampled_from("abcde"))
+                priority = data.draw(st.sampled_from(list(Priority)))
+                waiting[number] = queue.push(number, priority, name, data.draw(st.integers(1, 9000)), 1)
+            case "remove" if waiting:
+                queue.remove(waiting.pop(data.draw(st.sampled_from(sorted(waiting)))))
+            case "serve":
+                if (entry := queue.select()) is not None:
+                    queue.take(entry)
+                    assert waiting.pop(entry.item) is entry
+            case "hold":
+                if (entry := queue.select()) is not None:
+                    queue.hold(entry)
+                    held.add(entry.tenant)
+            case "release":
+                for name in held:
+                    queue.release(name)
+                held.clear()
+        assert len(queue) == len(waiting)
+    for name in held:
+        queue.release(name)
+    assert {serve(queue).item for _ in range(len(waiting))} == set(waiting)
+    assert queue.select() is None and len(queue) == 0
+
+
+def test_ten_thousand_tenants_that_come_and_go_leave_nothing_behind() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(10_000):
+        queue.remove(queue.push(number, STANDARD, f"t{number}", 1, 1))
+    entries = [queue.push(number, STANDARD, f"t{number}", 1, 1) for number in range(10_000)]
+    assert queue.num_ahead(entries[-1]) == 9_999 and queue.num_ahead(entries[0]) <= 9_999
+    for entry in entries[:9_990]:
+        queue.remove(entry)
+    standard = queue._classes[STANDARD]
+    assert len(standard.tenants) == 10 and len(standard._turns) <= 20
+    assert {serve(queue).item for _ in range(10)} == set(range(9_990, 10_000))
 
 
 def test_removed_requests_are_never_served_and_no_longer_counted() -> None:
@@ -110,7 +174,7 @@ def test_removed_requests_are_never_served_and_no_longer_counted() -> None:
     queue.remove(entries[2])
     assert len(queue) == 2
     assert [serve(queue).item for _ in range(2)] == ["b", "d"]
-    assert queue.select(NOBODY) is None
+    assert queue.select() is None
 
 
 def test_a_request_of_many_quanta_is_served_in_its_turn() -> None:
