@@ -69,7 +69,7 @@ lock: ## resolve requirements.lock anew
 bench: setup model ## rerun the benchmarks that need no GPU; figures go to benchmarks/results
 	$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements-bench.lock
 	$(BIN)/dragoman bench cpu-peer --record
-	for name in admission attach gateway_chunk start; do PYTHONPATH=. $(BIN)/python -m benchmarks.$$name --record || exit 1; done
+	for name in admission attach gateway_chunk start clients; do PYTHONPATH=. $(BIN)/python -m benchmarks.$$name --record || exit 1; done
 
 compose-test: setup ## check compose.yaml and the Dockerfiles as far as a machine without a Docker engine allows
 	$(BIN)/python -m pytest -q tests/test_compose.py

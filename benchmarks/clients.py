@@ -4,7 +4,9 @@
 
 Starts a real open agent on the null device whose steps take about 20 ms, so that every client keeps up and each token comes in
 a message of its own. Each runner of clients/conformance reads a short round to warm up, then the one that counts, and reports
-its own user + system CPU time; the bare client does the same in its own process.
+its own user + system CPU time; the bare client does the same in its own process. Every client has the last core to itself and
+the agent the others: what is compared is the work a token needs, not how well a runtime spreads it over cores that are taken.
+--spread leaves that to the operating system.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -72,27 +75,37 @@ async def library(runner: Runner, address: str, num_streams: int, num_tokens: in
     return sample_of(ends[0]["value"], num_streams * num_tokens)
 
 
+def pin(cores: set[int]) -> None:
+    """Keeps this thread, and the processes it starts from now on, to some cores."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
 async def measure(
-    languages: list[Language], num_streams: int, num_tokens: int, num_rounds: int
+    languages: list[Language], num_streams: int, num_tokens: int, num_rounds: int, spread: bool
 ) -> dict[str, list[Sample]]:
     """Samples by language; "bare" is the bare client. All take their turn in each round, so that a busy minute hits all."""
     samples: dict[str, list[Sample]] = {"bare": [], **{language.name: [] for language in languages}}
+    runners = {language.name: language.command(built(language)) for language in languages}
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") and not spread else set()
+    last = {max(cores)} if len(cores) > 1 else set()
     with tempfile.TemporaryDirectory() as folder:
-        agent = await asyncio.to_thread(
-            start_agent, Path(folder), "--open", "--null-speed", NULL_SPEED, "--log-level", "error"
-        )
+        pin(cores - last if last else set())
+        agent = start_agent(Path(folder), "--open", "--null-speed", NULL_SPEED, "--log-level", "error")
+        pin(last)
         try:
             for _ in range(num_rounds):
-                samples["bare"].append(await asyncio.to_thread(bare, agent.address, num_streams, num_tokens))
+                samples["bare"].append(bare(agent.address, num_streams, num_tokens))
                 for language in languages:
                     log = Path(folder) / f"{language.name}.log"
-                    runner = Runner(language.command(built(language)), language.folder, log)
+                    runner = Runner(runners[language.name], language.folder, log)
                     try:
                         samples[language.name].append(await library(runner, agent.address, num_streams, num_tokens))
                     finally:
                         await runner.stop()
         finally:
-            await asyncio.to_thread(agent.stop)
+            pin(cores)
+            agent.stop()
     return samples
 
 
@@ -130,10 +143,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--spread", action="store_true", help="pin nothing to a core")
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
     languages = [known[name] for name in arguments.language or known if not known[name].missing()]
-    samples = asyncio.run(measure(languages, arguments.streams, arguments.tokens, arguments.rounds))
+    samples = asyncio.run(measure(languages, arguments.streams, arguments.tokens, arguments.rounds, arguments.spread))
     over = 0
     base = statistics.median(sample.microseconds for sample in samples["bare"])
     print(f"bare grpc.aio  {base:7.1f} us a token, {samples['bare'][0].tokens_per_item:.2f} tokens a message")
