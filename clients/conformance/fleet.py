@@ -35,6 +35,7 @@ class Fleet:
         self._faults: list[Fault | None] = []
         self._tampers: list[str | None] = []
         self._first_grant: bytes | None = None
+        self._harmed: set[str] = set()
         self.address = ""
 
     async def start(self) -> None:
@@ -77,6 +78,14 @@ class Fleet:
         for name, running in (await self.running()).items():
             if running:
                 self._agents[name].process.send_signal(signal_number)
+                self._harmed.add(name)
+
+    async def bury(self) -> None:
+        """Kills what was harmed, a frozen agent too; `start` puts others in their place."""
+        for name in self._harmed:
+            self._agents[name].process.kill()
+            await asyncio.to_thread(self._agents[name].process.wait)
+        self._harmed.clear()
 
     async def stop(self) -> None:
         """Stops everything."""
@@ -98,8 +107,15 @@ class Fleet:
         return server
 
     async def _registered(self) -> None:
+        try:
+            async with asyncio.timeout(_REGISTER_SECONDS):
+                await self._until_serving()
+        except TimeoutError:
+            raise StartError(f"the agents {', '.join(NAMES)} did not register within {_REGISTER_SECONDS:g} s") from None
+
+    async def _until_serving(self) -> None:
         assert self._controller is not None
-        async with asyncio.timeout(_REGISTER_SECONDS), grpc.aio.insecure_channel(self._controller.address) as channel:
+        async with grpc.aio.insecure_channel(self._controller.address) as channel:
             stub = fleet_service_pb2_grpc.FleetServiceStub(channel)
             while True:
                 answer = await stub.ListAgents(fleet_service_pb2.ListAgentsRequest(), timeout=5)

@@ -19,7 +19,7 @@ from clients.conformance.expect import differences
 from clients.conformance.fleet import Fleet
 from clients.conformance.languages import Language, built
 from clients.conformance.observe import BadRunnerError, documents
-from clients.conformance.processes import Server, start_agent
+from clients.conformance.processes import Server, StartError, start_agent
 from clients.conformance.runner import Runner
 from clients.conformance.scripted import ScriptedStage
 
@@ -81,7 +81,10 @@ class Harness:
         if language.name not in self._runners:
             log = Path(self._folder.name) / f"{language.name}.log"
             self._runners[language.name] = Runner(language.command(built(language)), language.folder, log)
-        problems = self._do(self._play(case, self._runners[language.name]))
+        try:
+            problems = self._do(self._play(case, self._runners[language.name]))
+        except StartError as error:
+            problems = [str(error)]
         return Outcome(case.name, language.name, tuple(problems), time.monotonic() - began)
 
     def _do(self, work: Coroutine[Any, Any, R]) -> R:
@@ -189,9 +192,10 @@ class _Harm:
                 self._task = asyncio.get_running_loop().create_task(self._fleet.harm(number))
 
     async def finish(self) -> None:
-        """Waits for the harm to be done."""
-        if self._task is not None:
+        """Waits for the harm to be done, and takes what was harmed away."""
+        if self._task is not None and self._fleet is not None:
             await self._task
+            await self._fleet.bury()
 
     @property
     def problems(self) -> list[str]:
