@@ -11,7 +11,8 @@ import httpx
 import pytest
 from tests.gateway.stack import Process, start_agent, start_controller, start_gateway, wait_until_ready
 
-from dragoman import AsyncClient
+from dragoman import AsyncClient, RetryPolicy
+from dragoman.v1 import agent_pb2
 
 DEAD = "127.0.0.1:1"
 BODY = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
@@ -71,6 +72,35 @@ def test_a_draining_controller_sends_nobody_away(cell: Cell) -> None:
         assert ask(cell).status_code == 200
     assert cell.one.child.wait(10) == 0
     assert ask(cell).status_code == 200
+
+
+async def test_two_controllers_that_grant_one_slot_are_set_right_by_the_agent() -> None:
+    (one, first), (two, second) = start_controller(), start_controller()
+    agent = start_agent(
+        f"{first},{second}", "--max-num-seqs", "1", "--max-num-waiting", "0", "--null-speed", "1", "--agent-id", "a"
+    )
+    try:
+        agent.wait_for("ready")
+        retry = RetryPolicy(max_attempts=40)  # one slot is fought over by twelve
+        async with AsyncClient(first, retry=retry) as left, AsyncClient(second, retry=retry) as right:
+            for client in (left, right):
+                for _ in range(100):
+                    if [member.state for member in await client.agents()] == [agent_pb2.AGENT_STATE_SERVING]:
+                        break
+                    await asyncio.sleep(0.05)
+            asked = [client.complete("x", max_output_tokens=30, ignore_eos=True) for client in (left, right) * 6]
+            results = await asyncio.gather(*asked)
+            assert [result.usage.output_tokens for result in results] == [30] * 12
+            assert not any(result.num_resumes for result in results)
+            await asyncio.sleep(0.5)
+            for client in (left, right):
+                (member,) = await client.agents()
+                assert (member.granted_requests, member.load.running_requests) == (0, 0)
+    finally:
+        for process in (agent, one, two):
+            process.ask_to_stop()
+        for process in (agent, one, two):
+            process.stop()
 
 
 async def test_the_client_asks_the_next_controller(cell: Cell) -> None:
