@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Record, make_record, save
-from clients.conformance.languages import Language, built, load_languages
+from clients.conformance.language import Language, built, load_languages
 from clients.conformance.processes import start_agent
 from clients.conformance.runner import Runner
 

@@ -10,9 +10,9 @@ from dragoman.channel import quiet_grpc
 
 quiet_grpc()
 
-from clients.conformance.cases import load_cases  # noqa: E402
+from clients.conformance.case import load_cases  # noqa: E402
 from clients.conformance.harness import Harness, Outcome  # noqa: E402
-from clients.conformance.languages import BuildError, load_languages  # noqa: E402
+from clients.conformance.language import BuildError, load_languages  # noqa: E402
 
 
 def main() -> int:

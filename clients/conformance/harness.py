@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clients.conformance.cases import Case
+from clients.conformance.case import Case
 from clients.conformance.certificates import Authority
 from clients.conformance.expect import differences
 from clients.conformance.fleet import Fleet
-from clients.conformance.languages import Language, built
+from clients.conformance.language import Language, built
 from clients.conformance.observe import BadRunnerError, documents
 from clients.conformance.processes import Server, StartError, start_agent
 from clients.conformance.runner import Runner

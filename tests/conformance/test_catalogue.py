@@ -7,7 +7,7 @@ import json
 import struct
 
 from clients.conformance.gen_errors import CLIENTS, outputs
-from clients.conformance.languages import load_languages
+from clients.conformance.language import load_languages
 
 from dragoman.prefix_hash import (
     prefix_hashes,

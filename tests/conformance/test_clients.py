@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from clients.conformance.cases import Case, load_cases
+from clients.conformance.case import Case, load_cases
 from clients.conformance.harness import Harness
-from clients.conformance.languages import Language, load_languages
+from clients.conformance.language import Language, load_languages
 from tests.needs import skip_without
 
 LANGUAGES = load_languages()

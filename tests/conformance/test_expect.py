@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients.conformance.cases import BadCaseError, load_cases
+from clients.conformance.case import BadCaseError, load_cases
 from clients.conformance.expect import differences
 from clients.conformance.observe import BadRunnerError, documents
 
