@@ -13,8 +13,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -31,15 +32,24 @@ class CellError(AssertionError):
 class CellProcess:
     """One process that announces its life on stdout; its log goes to a file, so that no pipe can fill up."""
 
-    def __init__(self, module: str, *flags: str) -> None:
+    def __init__(
+        self,
+        module: str,
+        *flags: str,
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """`prefix`: a command that runs it, such as in a namespace. `log`: where the log goes; None for a file that is read back."""
         self.name = module.split(".")[0]
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        self.log = tempfile.TemporaryFile("w+") if log is None else log.open("w")  # noqa: SIM115 - lives as long as the process
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("DRAGOMAN_")}
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {module} import main; main()", *flags, "--announce"],
+            [*prefix, sys.executable, "-P", "-c", f"from {module} import main; main()", *flags, "--announce"],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            env={key: value for key, value in os.environ.items() if not key.startswith("DRAGOMAN_")},
+            env={**inherited, **(environ or {})},
         )
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -110,7 +120,9 @@ class CellProcess:
 class Cell:
     """The processes that belong together."""
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        """`environ`: further variables of every process."""
+        self._environ = dict(environ or {})
         self.agents: dict[str, CellProcess] = {}
         self._agent_metrics: dict[str, str] = {}
         self.agent_address: dict[str, str] = {}
@@ -122,17 +134,28 @@ class Cell:
     def start_controller(self, *flags: str) -> None:
         """The controller; a later one takes the first one's port."""
         port = ("--port", str(self._port), "--metrics-port", "0")
-        self.controller = CellProcess("dragoman_controller.main", *port, "--log-level", "warning", *flags)
+        self.controller = CellProcess(
+            "dragoman_controller.main", *port, "--log-level", "warning", *flags,
+            environ=self._environ,
+        )  # fmt: skip
         serving = self.controller.wait_for("serving")
         self.controller_address, self._controller_metrics = serving["grpc"], serving["metrics"]
         self._port = int(self.controller_address.rpartition(":")[2])
 
-    def start_agent(self, agent_id: str, *flags: str, wait: bool = True) -> CellProcess:
+    def start_agent(
+        self,
+        agent_id: str,
+        *flags: str,
+        wait: bool = True,
+        environ: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> CellProcess:
         """An agent on the null device unless `flags` say otherwise."""
         device = () if "--device" in flags else ("--device", "null")
         agent = self.agents[agent_id] = CellProcess(
             "dragoman_agent.main", *device, "--port", "0", "--metrics-port", "0", "--agent-id", agent_id,
             "--controllers", self.controller_address, "--log-level", "warning", *flags,
+            environ={**self._environ, **(environ or {})}, log=log,
         )  # fmt: skip
         if wait:
             self.wait_agent(agent_id)
@@ -148,7 +171,8 @@ class Cell:
     def start_gateway(self, *flags: str) -> None:
         """A gateway that takes requests when this returns."""
         self.gateway = CellProcess(
-            "dragoman_gateway.main", "--port", "0", "--controller", self.controller_address, "--log-level", "warning", *flags
+            "dragoman_gateway.main", "--port", "0", "--controller", self.controller_address, "--log-level", "warning", *flags,
+            environ=self._environ,
         )  # fmt: skip
         self.url = "http://" + self.gateway.wait_for("serving")["http"]
         self.wait_serving(len(self.agents))
@@ -224,9 +248,11 @@ class Cell:
 
 
 @contextmanager
-def running_cell(*agents: tuple[str, ...], gateway: tuple[str, ...] = ()) -> Iterator[Cell]:
+def running_cell(
+    *agents: tuple[str, ...], gateway: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+) -> Iterator[Cell]:
     """A cell with one agent for each tuple of flags, named agent-0 and so on, and a gateway."""
-    cell = Cell()
+    cell = Cell(environ)
     try:
         for index, flags in enumerate(agents):
             cell.start_agent(f"agent-{index}", *flags, wait=False)
