@@ -6,21 +6,23 @@ import importlib.metadata
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pynvml
 
 from dragoman_agent.device import cuda, cuda_weights
-from dragoman_agent.device.base import SamplingBatch, StepBatch
+from dragoman_agent.device.base import StepBatch
 from dragoman_agent.device.cuda import CudaDevice
+from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.found import FoundDevice
+from dragoman_agent.pal.kernel_times import step_key
 from dragoman_agent.pal.layer_timing import plan_layer_cases
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, plan_for
@@ -47,35 +49,49 @@ class Setup:
     plan: Plan
     untuned: Plan  # from the profile alone
     tuning_seconds: float
+    limits: Limits
 
-    def plan_with(self, switches: Switches, limits: Limits | None = None) -> Plan:
-        """Another plan for the same model and profile."""
-        return plan_for(self.profile, self.source.config, limits or LIMITS, switches, self.timings)[0]
+    def step_keys(self, device: CudaDevice) -> dict[str, float]:
+        """The decode steps that `device` timed when it loaded, by their keys in Timings."""
+        return {step_key(self.source.config.name, b, c): seconds for b, c, seconds in device.info["decode_steps"]}
 
 
 LIMITS = Limits(max_context_tokens=MAX_CONTEXT, max_num_seqs=256)
 
 
-def setup(name: str, limits: Limits = LIMITS) -> Setup:
-    """Profile, timed kernels and plan of the random-weight model `name`."""
-    source = open_model(f"random:{name}", Path())
+def tuned(names: Sequence[str], limits: Limits = LIMITS) -> dict[str, Setup]:
+    """Profile, timed kernels and plan of random-weight models; the kernels of all are timed together."""
     found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
     profile, _ = profile_device(found, CACHE)
-    untuned, _ = plan_for(profile, source.config, limits, Switches())
-    begin = time.perf_counter()
-    cases = tuning_cases(profile, source.config, untuned)
+    sources = {name: open_model(f"random:{name}", Path()) for name in names}
+    untuned = {name: plan_for(profile, s.config, limits, Switches())[0] for name, s in sources.items()}
+    index, begin = profile.device.index, time.perf_counter()
     held = load_timings(CACHE, profile.fingerprint)
-    index, say = profile.device.index, lambda text: print(f"  {text}", flush=True)
-    timings = tune(cases, held, CACHE, index, say)
-    plan, _ = plan_for(profile, source.config, limits, Switches(), timings)
-    timings = tune(plan_layer_cases(source.config, plan), timings, CACHE, index, say)
+    cases = {c.key: c for name, s in sources.items() for c in tuning_cases(profile, s.config, untuned[name])}
+    timings = tune(list(cases.values()), held, CACHE, index, _say)
+    layers = []
+    for source in sources.values():
+        plan, _ = plan_for(profile, source.config, limits, Switches(), timings)
+        layers += plan_layer_cases(source.config, plan)
+    timings = tune(layers, timings, CACHE, index, _say)
     seconds = time.perf_counter() - begin
-    plan, decisions = plan_for(profile, source.config, limits, Switches(), timings)
-    print(f"  {len(cases)} kernels, {seconds:.1f} s; plan: page {plan.page_size}, chunk {plan.max_batch_tokens}, "
-          f"graphs {len(plan.graph_batch_sizes)}, few-row products {len(plan.gemm_decode)}, blocks {plan.num_blocks}", flush=True)  # fmt: skip
-    for decision in decisions:
-        print(f"    {decision.subject}: {decision.chosen} ({decision.reason})")
-    return Setup(source, found, profile, timings, plan, untuned, seconds)
+    made = {}
+    for name, source in sources.items():
+        plan, decisions = plan_for(profile, source.config, limits, Switches(), timings)
+        _say(f"{name}: page {plan.page_size}, chunk {plan.max_batch_tokens}, blocks {plan.num_blocks}")
+        for decision in decisions:
+            print(f"    {decision.subject}: {decision.chosen} ({decision.reason})")
+        made[name] = Setup(source, found, profile, timings, plan, untuned[name], seconds / len(sources), limits)
+    return made
+
+
+def setup(name: str, limits: Limits = LIMITS) -> Setup:
+    """Profile, timed kernels and plan of one random-weight model."""
+    return tuned([name], limits)[name]
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", flush=True)
 
 
 class Loaded:
@@ -96,39 +112,6 @@ class Loaded:
         if self._weights is None:
             self._weights = cuda_weights.load_weights(*arguments)
         return self._weights
-
-
-def decode_batch(plan: Plan, batch: int, context: int, step: int = 1, vocab: int = 10_000) -> StepBatch:
-    """A decode step of `batch` sequences at `context` tokens each, its own token included; pages lie anywhere.
-
-    Raises ValueError where the plan has too few blocks for it.
-    """
-    width = -(-context // plan.page_size)
-    if batch * width >= plan.num_blocks:
-        raise ValueError(f"{batch} x {context} tokens need {batch * width} blocks, the plan has {plan.num_blocks - 1}")
-    rng = np.random.default_rng(batch * 100_003 + context)
-    ids = rng.permutation(plan.num_blocks - 1)[: batch * width].astype(np.int32) + 1
-    tables = ids.reshape(batch, width)
-    positions = np.full(batch, context - 1, dtype=np.int32)
-    rows = np.arange(batch, dtype=np.int32)
-    ones = np.ones(batch, dtype=np.float32)
-    zeros = np.zeros(batch, dtype=np.int32)
-    sampling = SamplingBatch(
-        0.6 * ones, zeros, ones, 0 * ones, rows.astype(np.uint64), zeros, positions, zeros - 1
-    )  # fmt: skip
-    return StepBatch(
-        step=step,
-        token_ids=rng.integers(0, vocab, batch).astype(np.int32),
-        positions=positions,
-        slot_mapping=tables[:, -1] * plan.page_size + (context - 1) % plan.page_size,
-        query_starts=np.arange(batch + 1, dtype=np.int32),
-        context_lens=positions + 1,
-        block_tables=tables,
-        prompt_lens=zeros + 1,
-        sample_seqs=rows,
-        pool_seqs=np.zeros(0, dtype=np.int32),
-        sampling=sampling,
-    )
 
 
 def step_seconds(device: CudaDevice, batch: StepBatch, steps: int = 12) -> list[float]:

@@ -1,26 +1,25 @@
-"""Each planned choice against exhaustive search over the same candidates: python -m benchmarks.plan_quality MODEL... [--out FOLDER]
+"""Each planned choice against exhaustive search over the same candidates. Run by `benchmarks.pal_gpu`.
 
 Attention launches are timed alone at 3 batches and 3 contexts; page, graph sizes and chunk by whole steps on the device.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
-from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, decode_batch, environment, setup, step_seconds
+from benchmarks.gpu_setup import Loaded, Result, Setup, step_seconds
 
 from dragoman_agent.device.base import SamplingBatch, StepBatch, no_ids
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.cuda_tuning import time_cases
+from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import planner_cuda
 from dragoman_agent.pal.candidates import PAGE_SIZES
@@ -41,6 +40,7 @@ GRAPH_SETS: dict[str, tuple[int, ...]] = {
     "every 32": (1, 8, *range(32, 257, 32)),
 }
 MAX_KV_BYTES = 24 << 30  # of one attention case
+KV_TOKENS = 160_000  # of an arena
 
 
 def attention(here: Setup) -> dict[str, list[float]]:
@@ -99,8 +99,8 @@ def pages(here: Setup, loaded: Loaded) -> float:
     times = {}
     for page in PAGE_SIZES:
         plan = with_page(here, page)
-        device = loaded.device(replace(plan, graph_batch_sizes=(1, 16, 64)))
-        times[page] = [_step(device, plan, batch, 1024) for batch in (1, 16, 64)]
+        device = loaded.device(small(plan, graph_batch_sizes=(1, 16, 64)))
+        times[page] = [_step(device, small(plan), batch, 1024) for batch in (1, 16, 64)]
         device.close()
     scores = {page: statistics.fmean(t / b for t, b in zip(times[page], map(min, zip(*times.values(), strict=True)), strict=True))
               for page in times}  # fmt: skip
@@ -110,12 +110,17 @@ def pages(here: Setup, loaded: Loaded) -> float:
     return min(scores.values()) / scores[here.plan.page_size]
 
 
+def small(plan: Plan, **changes: Any) -> Plan:
+    """The plan with an arena that is taken quickly and leaves room for other models' weights."""
+    return replace(plan, num_blocks=KV_TOKENS // plan.page_size + 1, max_context_tokens=4096, **changes)
+
+
 def with_page(here: Setup, page: int) -> Plan:
     """The plan as it would be with `page`."""
     if page == here.plan.page_size:
         return here.plan
     with mock.patch.object(planner_cuda, "choose_page", lambda *_: (page, Decision("page-size", str(page), "given"))):
-        return plan_for(here.profile, here.source.config, LIMITS, Switches(), here.timings)[0]
+        return plan_for(here.profile, here.source.config, here.limits, Switches(), here.timings)[0]
 
 
 def _step(device: CudaDevice, plan: Plan, batch: int, context: int) -> float:
@@ -125,8 +130,9 @@ def _step(device: CudaDevice, plan: Plan, batch: int, context: int) -> float:
 def graphs(here: Setup, loaded: Loaded) -> float:
     """The planned sizes against other sets: the mean step over all batches, each padded to the next size it has."""
     fine = sorted({size for sizes in (*GRAPH_SETS.values(), here.plan.graph_batch_sizes) for size in sizes})
-    device = loaded.device(replace(here.plan, graph_batch_sizes=tuple(fine)))
-    cost = {size: _step(device, here.plan, size, 512) for size in fine}
+    plan = small(here.plan, graph_batch_sizes=tuple(fine))
+    device = loaded.device(plan)
+    cost = {size: _step(device, plan, size, 512) for size in fine}
     device.close()
 
     def mean(sizes: Iterable[int]) -> float:
@@ -144,7 +150,7 @@ def chunks(here: Setup, loaded: Loaded) -> float:
     most = max(CHUNKS)
     rates = {}
     for chunk in sorted({*CHUNKS, here.plan.max_batch_tokens}):
-        plan = replace(here.plan, max_batch_tokens=max(chunk, most), graph_batch_sizes=())
+        plan = small(here.plan, max_batch_tokens=max(chunk, most), graph_batch_sizes=())
         device = loaded.device(plan)
         batch = prefill_batch(plan, here.source.config, chunk)
         seconds = statistics.median(step_seconds(device, batch, 4))
@@ -184,35 +190,20 @@ def prefill_batch(plan: Plan, model: ModelConfig, tokens: int, prompt: int = 512
     )
 
 
-def main() -> None:
-    """Print a line a choice; `--out` gets the raw results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    for name in options.models:
-        print(f"== {name}", flush=True)
-        here = setup(name)
-        loaded = Loaded(here.source)
-        shares: dict[str, list[float]] = attention(here)
-        steps: dict[str, Callable[[Setup, Loaded], float]] = {
-            "page-size": pages, "graph-buckets": graphs, "chunk-size": chunks,
-        }  # fmt: skip
-        for choice, measure in steps.items():
-            shares[choice] = [measure(here, loaded)]
-        results: list[Result] = []
-        for choice, samples in shares.items():
-            note = f"mean of {len(samples)} shapes, least {min(samples):.3f}; selection {here.tuning_seconds:.0f} s"
-            print(f"  {choice}: {statistics.fmean(samples):.3f} ({note})", flush=True)
-            results.append(
-                {"bench": "plan_quality", "case": choice, "metric": "share_of_best", "samples": samples,
-                 "value": statistics.fmean(samples), "predicted": 1.0, "note": note}
-            )  # fmt: skip
-        if options.out:
-            body = {"model": name, "device": here.profile.device.name, "results": results}
-            body.update(environment(here.profile.device.index))
-            (options.out / f"plan_quality-{name}.json").write_text(json.dumps(body, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+def plan_quality(here: Setup, loaded: Loaded) -> list[Result]:
+    """A result a choice."""
+    shares: dict[str, list[float]] = attention(here)
+    steps: dict[str, Callable[[Setup, Loaded], float]] = {
+        "page-size": pages, "graph-buckets": graphs, "chunk-size": chunks,
+    }  # fmt: skip
+    for choice, measure in steps.items():
+        shares[choice] = [measure(here, loaded)]
+    results: list[Result] = []
+    for choice, samples in shares.items():
+        note = f"mean of {len(samples)} shapes, least {min(samples):.3f}; selecting all took {here.tuning_seconds:.0f} s a model"
+        print(f"  {choice}: {statistics.fmean(samples):.3f} ({note})", flush=True)
+        results.append(
+            {"bench": "plan_quality", "case": choice, "metric": "share_of_best", "samples": samples, "predicted": 1.0,
+             "note": note}
+        )  # fmt: skip
+    return results

@@ -13,9 +13,10 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, decode_batch, environment, setup, step_seconds
+from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, environment, setup, step_seconds
 from benchmarks.plan_quality import prefill_batch
 
+from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.pal.forced import find_profile, take_forced
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import plan_for

@@ -179,6 +179,7 @@ class Agent:
         self._kv_transfer.format = self._prefetcher.format = KvFormat.of_ready(
             ready.info, self._model.digest, self._pal.plan.page_size
         )
+        self._watch.steps_timed([tuple(step) for step in ready.info.get("decode_steps", ())])
         self._watch.start()
         self._membership = Membership(self._settings.controllers, self._agent_part())
         self._gate.on_outcome = self._membership.report

@@ -78,6 +78,7 @@ class HardwareWatch:
         self._total_bytes: int | None = None
         self.metrics = LiveMetrics(metrics.registry)
         self.plan = pal.plan
+        self._make_plan = pal.make_plan
         self.profile = pal.profile
         bandwidth = _number(pal.profile, "memory.read_bandwidth")
         actions = IndexActions(Limits(pal.plan.max_batch_tokens, pal.plan.num_blocks - 1, bandwidth))
@@ -134,14 +135,14 @@ class HardwareWatch:
     def _limits_changed(self, events: Sequence[LiveEvent]) -> None:
         """Overlay the profile and plan anew; every event is told with what came of it."""
         self.profile = overlay(self._pal.profile, self._state, self._thresholds, self._total_bytes)
-        if self._pal.make_plan is None:
+        if self._make_plan is None:
             outcome = "the plan was given and stays"
             self._record(_without_plan(events, outcome))
         else:
             result = replanning.replan(
                 self.plan,
                 self._pal.plan,
-                self._pal.make_plan,
+                self._make_plan,
                 self.profile,
                 memory_is_committed=self._pal.plan.device_kind not in _COMMITS_LATE,
             )
@@ -201,6 +202,24 @@ class HardwareWatch:
             self._host.device_lost(text)
 
     # What the engine says.
+
+    def steps_timed(self, steps: Sequence[tuple[int, int, float]]) -> None:
+        """Decode steps that the loaded device timed, (batch, context, seconds): the step model is made anew from them."""
+        if not steps or self._pal.with_steps is None or self._pal.plan.pal is False:
+            return
+        self._make_plan = self._pal.with_steps(steps)
+        result = replanning.replan(
+            self.plan,
+            self._pal.plan,
+            self._make_plan,
+            self.profile,
+            memory_is_committed=self._pal.plan.device_kind not in _COMMITS_LATE,
+        )
+        first = steps[0]
+        text = (
+            f"{len(steps)} decode steps timed on the loaded device, {1e3 * first[2]:.2f} ms alone at {first[1]} tokens"
+        )
+        self._take_plan(result, replanning.describe_steps(text, result))
 
     def take_step(self, step: Step) -> None:
         """One frame; about 20 us for one that computed something."""

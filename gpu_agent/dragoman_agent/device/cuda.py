@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +31,7 @@ from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, Prefil
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
-from dragoman_agent.device.warm_up import warm_up_batch
+from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
 from dragoman_agent.engine.philox import uniforms
 from dragoman_agent.engine.sampler import sample, score
 from dragoman_agent.engine.sampling_terms import is_edited
@@ -46,6 +47,7 @@ from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
 
 log = logging.getLogger(__name__)
 
+_NUM_TIMED = 4  # steps of each shape, the first of them not counted
 _SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _RING = 3  # steps whose host buffers may be under way at once
 _HELD = ("_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_decode", "_results", "_packed", "_slots")  # fmt: skip
@@ -82,6 +84,7 @@ class CudaDevice:
                 loaded = time.monotonic()
                 self._take_memory(progress)
                 self._warm_up(progress)
+                timed = self._time_steps()
         except torch.OutOfMemoryError as error:
             raise DeviceError(
                 f"{model.name} does not fit on the GPU: {str(error).splitlines()[0]} "
@@ -102,6 +105,7 @@ class CudaDevice:
             "load_seconds": time.monotonic() - started,
             "weights_gb_per_second": round(model.total_bytes / seconds / 1e9, 2),
             "graph_batch_sizes": list(self._graphs),
+            "decode_steps": timed,
         }
 
     def _read_weights(self, model: ModelSource, progress: ProgressFn) -> LlamaWeights:
@@ -122,7 +126,7 @@ class CudaDevice:
             torch.arange(plan.max_context_tokens, dtype=torch.float64), torch.from_numpy(frequencies).double()
         )
         cos, sin = ((table * factor).float().to(device) for table in (angles.cos(), angles.sin()))
-        self._ops = CudaOps(cos, sin, _prefill_attention(plan), plan.gemm_decode, plan.dependent_launch)
+        self._ops = CudaOps(cos, sin, _prefill_attention(plan), plan.gemm_decode)
         rows = max(plan.max_num_seqs, plan.min_gemm_rows)
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
@@ -150,6 +154,20 @@ class CudaDevice:
             progress(LoadProgress("warmup", done, total, "steps"))
             self._capture(size)
         progress(LoadProgress("warmup", total, total, "steps"))
+
+    def _time_steps(self) -> list[tuple[int, int, float]]:
+        """(batch, context, median device seconds) of decode steps, for the step model: under a second in all."""
+        found = []
+        for batch, context in timed_steps(self._plan) if self._graphs else ():
+            step = decode_batch(self._plan, batch, context)
+            handles = [self._run(step)]
+            seconds = []
+            for _ in range(_NUM_TIMED):
+                handles.append(self._run(step))  # behind the one that is waited for, as in service
+                seconds.append(handles.pop(0).result().seconds)
+            handles.pop().result()
+            found.append((batch, context, statistics.median(seconds[1:])))
+        return found
 
     def _capture(self, size: int) -> None:
         with self._runtime.on(self._stream):
@@ -291,11 +309,15 @@ class CudaDevice:
         step = CudaStep(
             inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None, self._decode
         )
-        hidden = forward(self._config, self._weights, self._cache, step, self._ops)
-        logits = self._ops.linear(hidden, self._weights.head, None)[:size]
+        self._ops.dependent = dependent = size <= self._plan.dependent_max_batch
+        try:
+            hidden = forward(self._config, self._weights, self._cache, step, self._ops)
+            logits = self._ops.linear(hidden, self._weights.head, None)[:size]
+        finally:
+            self._ops.dependent = False
         sample_rows(
             logits, inputs.temperatures, inputs.uniforms, self._sampling, self._results[0], self._results[1],
-            dependent=self._plan.dependent_launch,
+            dependent=dependent,
         )  # fmt: skip
         return logits
 

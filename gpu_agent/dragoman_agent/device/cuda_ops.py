@@ -55,24 +55,22 @@ class CudaStep:
 class CudaOps:
     """See Ops in model/layers.py."""
 
-    def __init__(
-        self, cos: Tensor, sin: Tensor, prefill: PrefillAttention, gemm: Sequence[GemmDecode], dependent: bool
-    ) -> None:
-        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device. `dependent`: see the plan."""
+    def __init__(self, cos: Tensor, sin: Tensor, prefill: PrefillAttention, gemm: Sequence[GemmDecode]) -> None:
+        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device."""
         self._cos, self._sin = cos, sin
         self.prefill = prefill
-        self._dependent = dependent
+        self.dependent = False  # of the step that is queued: a kernel may start before the one before has ended
         self._gemm: dict[tuple[int, ...], list[GemmDecode]] = {}
         for choice in gemm:
             self._gemm.setdefault((choice.n, choice.k), []).append(choice)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Ops."""
-        return rms_norm(x, weight, eps, dependent=self._dependent)
+        return rms_norm(x, weight, eps, dependent=self.dependent)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See Ops; overwrites `residual`."""
-        return rms_norm(x, weight, eps, residual, dependent=self._dependent), residual
+        return rms_norm(x, weight, eps, residual, dependent=self.dependent), residual
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Ops."""
@@ -81,13 +79,13 @@ class CudaOps:
             if num_rows <= choice.max_rows:
                 return gemm_decode(
                     x, weight, bias, block_n=choice.block_n, block_k=choice.block_k, num_stages=choice.num_stages,
-                    num_warps=choice.num_warps, dependent=self._dependent,
+                    num_warps=choice.num_warps, dependent=self.dependent,
                 )  # fmt: skip
         return functional.linear(x, weight, bias)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See Ops."""
-        return silu_mul(gate_up, dependent=self._dependent)
+        return silu_mul(gate_up, dependent=self.dependent)
 
     def attention(
         self,
@@ -103,7 +101,7 @@ class CudaOps:
         keys, values = cache.keys[layer], cache.values[layer]
         q = rope_and_cache(
             qkv, keys, values, self._cos, self._sin, step.positions, step.slots,
-            config.num_heads, q_norm, k_norm, config.rms_norm_eps, dependent=self._dependent,
+            config.num_heads, q_norm, k_norm, config.rms_norm_eps, dependent=self.dependent,
         )  # fmt: skip
         decode, prefill = step.decode, step.prefill
         if decode is not None and prefill is None and len(decode.context_lens) == len(q):
@@ -125,5 +123,5 @@ class CudaOps:
         return paged_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
             block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
-            dependent=self._dependent,
+            dependent=self.dependent,
         )  # fmt: skip

@@ -194,7 +194,8 @@ def _decode_layers(case: Case, device: torch.device, cold: int) -> list[Call]:
     cache = PagedCache(torch.zeros(size, dtype=torch.bfloat16, device=device), _zeros(device, *size))
     angles = torch.ones(context, model.head_dim // 2, device=device)
     gemm = [GemmDecode(**choice) for choice in config["gemm_decode"]]
-    ops = CudaOps(angles, angles, PrefillAttention("paged", 64, 64, 4, 3), gemm, config["dependent"])
+    ops = CudaOps(angles, angles, PrefillAttention("paged", 64, 64, 4, 3), gemm)
+    ops.dependent = config["dependent"]
     attention = DecodeAttention(**config["attention"])
     rows = max(batch, config["min_gemm_rows"])
     tables = (torch.randperm(batch * blocks, device=device).int() + 1).view(batch, blocks)

@@ -113,13 +113,13 @@ class TorchRuntime:
 
     def new_stream(self) -> Stream:
         """See Runtime."""
-        limits = limits_from_environ()
-        if self.kind == "cuda" and limits.num_multiprocessors is not None:
-            try:
+        try:
+            limits = limits_from_environ()
+            if self.kind == "cuda" and limits.num_multiprocessors is not None:
                 partition = open_partition(self.device.index, limits.num_multiprocessors)
                 return cast(Stream, self.namespace.ExternalStream(partition.new_stream(), device=self.device))
-            except PartitionError as error:
-                raise DeviceError(str(error)) from error
+        except PartitionError as error:
+            raise DeviceError(str(error)) from error
         stream: Stream = self.namespace.Stream(self.device)
         return stream
 

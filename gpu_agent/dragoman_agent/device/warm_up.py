@@ -1,10 +1,62 @@
-"""A step of one sequence before anybody has one: what a device compiles and checks itself with. Torch-free."""
+"""Steps before anybody has asked for one: what a device compiles, checks and times itself with. Torch-free."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dragoman_agent.device.base import SamplingBatch, StepBatch
+from dragoman_agent.pal.plan import Plan
+
+TIMED_BATCHES = (1, 8, 32, 128, 512)
+TIMED_CONTEXTS = (128, 2048)
+
+
+def timed_steps(plan: Plan) -> list[tuple[int, int]]:
+    """(batch, context) of the decode steps that a loaded device times for the step model: what its graphs and blocks hold."""
+    most = min(plan.max_num_seqs, max(plan.graph_batch_sizes, default=0))
+    batches = dict.fromkeys(min(batch, most) for batch in TIMED_BATCHES)
+    return [
+        (batch, context)
+        for batch in batches
+        for context in TIMED_CONTEXTS
+        if batch and context <= plan.max_context_tokens and batch * -(-context // plan.page_size) < plan.num_blocks
+    ]
+
+
+def decode_batch(plan: Plan, batch: int, context: int, step: int = 0) -> StepBatch:
+    """A decode step of `batch` sequences at `context` tokens each, its own token included; pages lie anywhere.
+
+    Raises ValueError where the plan has too few blocks for it.
+    """
+    width = -(-context // plan.page_size)
+    if batch * width >= plan.num_blocks:
+        raise ValueError(f"{batch} x {context} tokens need {batch * width} blocks, the plan has {plan.num_blocks - 1}")
+    rng = np.random.default_rng(batch * 100_003 + context)
+    tables = rng.permutation(plan.num_blocks - 1)[: batch * width].astype(np.int32).reshape(batch, width) + np.int32(1)
+    positions = np.full(batch, context - 1, dtype=np.int32)
+    rows, zeros, ones = np.arange(batch, dtype=np.int32), np.zeros(batch, np.int32), np.ones(batch, np.float32)
+    return StepBatch(
+        step=step,
+        token_ids=zeros.copy(),
+        positions=positions,
+        slot_mapping=tables[:, -1] * np.int32(plan.page_size) + np.int32((context - 1) % plan.page_size),
+        query_starts=np.arange(batch + 1, dtype=np.int32),
+        context_lens=positions + np.int32(1),
+        block_tables=tables,
+        prompt_lens=zeros + np.int32(1),
+        sample_seqs=rows,
+        pool_seqs=np.zeros(0, np.int32),
+        sampling=SamplingBatch(
+            temperatures=np.float32(0.6) * ones,
+            top_ks=zeros,
+            top_ps=ones,
+            min_ps=np.float32(0) * ones,
+            seeds=rows.astype(np.uint64),
+            choices=zeros,
+            cursors=positions,
+            num_logprobs=zeros - np.int32(1),
+        ),
+    )
 
 
 def warm_up_batch(page_size: int, start: int, count: int) -> StepBatch:

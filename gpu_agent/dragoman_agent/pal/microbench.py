@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import statistics
@@ -67,7 +68,7 @@ def _streams(num_threads: int) -> tuple[list[float], list[float]]:
         data = np.ones(_STREAM_BYTES // 8)
         target = np.empty_like(data)
         bounds = [len(data) * i // num_threads for i in range(num_threads + 1)]
-        slices = [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+        slices = [slice(start, end) for start, end in itertools.pairwise(bounds)]
 
         def read() -> None:
             list(pool.map(lambda part: data[part].sum(), slices))

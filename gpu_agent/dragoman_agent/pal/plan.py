@@ -86,12 +86,17 @@ class Plan:
     prefill_attention: PrefillAttention | None = None
     min_gemm_rows: int = 1  # rows that matrix products are padded to
     gemm_decode: tuple[GemmDecode, ...] = ()  # by matrix and ascending max_rows; the library where none holds the rows
-    dependent_launch: bool = False  # a kernel may start its loads before the one before it has ended
+    dependent_max_batch: int = 0  # in decode of batches up to this, kernels may start before the one before has ended
     burst: bool = False  # decode attention of few long sequences as many small blocks in a row
     reduction: Reduction = "l2"  # where parts of a reduction meet
     shared_memory_bytes: int = 0  # of one block, what kernels are built for
     prefetch: bool = False  # KV that another tier holds is copied in ahead of its use
     switches_off: tuple[str, ...] = ()  # parts of the hardware layer that were switched off, see switches.py
+
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether kernels of any step may start early (programmatic dependent launch)."""
+        return self.dependent_max_batch > 0
 
     def decode_for(self, num_seqs: int) -> DecodeAttention:
         """The decode attention of a batch of `num_seqs`. Raises ValueError where the plan has none."""

@@ -75,7 +75,7 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
                 for one in plan.gemm_decode
             ),
         ),
-        PlanField("dependent_launch", plan.dependent_launch, "dependent-launch"),
+        PlanField("dependent_max_batch", plan.dependent_max_batch, "dependent-launch"),
         PlanField("burst", plan.burst, "burst"),
         PlanField("reduction", plan.reduction, "reduction"),
         PlanField("shared_memory_bytes", plan.shared_memory_bytes, "shared-memory", "bytes"),

@@ -32,7 +32,7 @@ from dragoman_agent.pal.planner_batch import (
     choose_num_seqs,
     graph_bytes,
 )
-from dragoman_agent.pal.planner_dependent import choose_dependent_launch
+from dragoman_agent.pal.planner_dependent import Dependent, choose_dependent_launch
 from dragoman_agent.pal.planner_memory import (
     Sizes,
     choose_blocks,
@@ -61,7 +61,7 @@ class _Chosen:
     num_seqs: int
     gemm_rows: int
     gemm: tuple[GemmDecode, ...]
-    dependent: bool
+    dependent: Dependent
     decode: DecodeChoice
     reduction: Reduction
     prefill: PrefillAttention
@@ -107,7 +107,7 @@ def plan_cuda(
         prefill_attention=chosen.prefill,
         min_gemm_rows=chosen.gemm_rows,
         gemm_decode=chosen.gemm,
-        dependent_launch=chosen.dependent,
+        dependent_max_batch=chosen.dependent.max_batch,
         burst=chosen.decode.burst,
         reduction=chosen.reduction,
         shared_memory_bytes=shared,
@@ -177,8 +177,8 @@ def _choose(
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
     reduction, reduction_decision = choose_reduction(maker, page_size, decode.attention[0], tuning_off)
     timed = layer_seconds(timings, model, LayerChoices(page_size, decode.attention, rows, gemm), num_seqs)
-    dependent, gains, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off)
-    shape = replace(shape, attention=decode.attention, dependent_gains=gains)
+    dependent, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off)
+    shape = replace(shape, attention=decode.attention, dependent_gains=dependent.gains)
     decisions = [
         Decision("road", _ROAD, "our Triton kernels and the library's matrix products, weights and KV in bfloat16"),
         page_decision, context_decision, seqs_decision, *decode_decisions, prefill_decision, rows_decision, gemm_decision,

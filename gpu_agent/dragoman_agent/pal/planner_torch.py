@@ -39,7 +39,7 @@ def plan_torch(profile: Profile, model: ModelConfig, limits: Limits, switches: S
         ),
         prefill_attention=dataclasses.replace(plan.prefill_attention, **dataclasses.asdict(prefill)),
         gemm_decode=(),
-        dependent_launch=False,
+        dependent_max_batch=0,
     )
     return made, [
         *(_told(each, kind, made) for each in decisions),

@@ -142,6 +142,15 @@ def describe(events: Sequence[LiveEvent], result: Replan) -> Decision:
     if result.problem:
         reason = f"{causes}. A start under these limits would be refused ({result.problem}); what runs goes on"
         return Decision(SUBJECT, "the plan in force stays", reason, inputs=inputs)
+    return _taken(causes, inputs, result)
+
+
+def describe_steps(text: str, result: Replan) -> Decision:
+    """The decision that steps timed on the loaded device led to."""
+    return _taken(text, (), result)
+
+
+def _taken(causes: str, inputs: tuple[Input, ...], result: Replan) -> Decision:
     chosen = "; ".join(str(change) for change in result.changes if change.applies) or "the plan in force stays"
     later = [str(change) for change in result.changes if not change.applies]
     reason = ". ".join(filter(None, (causes, "; ".join(later))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,14 @@ from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.forced import describe, find_profile, take_forced
 from dragoman_agent.pal.found import FoundDevice
+from dragoman_agent.pal.kernel_times import step_key
 from dragoman_agent.pal.needs import needs_of
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for, profile_input
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
 from dragoman_agent.pal.select import choose_device
+from dragoman_agent.pal.timings import Timings
 from dragoman_agent.pal.tuned import Tuning, timings_for
 from dragoman_agent.pal.view import HardwareView
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MakePlan = Callable[[Profile], tuple[Plan, list[Decision]]]
+TimedSteps = Sequence[tuple[int, int, float]]  # (batch, context, seconds on the device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,9 @@ class PalResult:
     reason: str
     profile: Profile
     make_plan: MakePlan | None  # from another profile of the same device; None where the plan was given
+    with_steps: Callable[[TimedSteps], MakePlan] | None = (
+        None  # `make_plan` that also knows whole steps as they were timed
+    )
 
 
 def start_on_device(
@@ -92,16 +98,21 @@ def start_on_device(
         timings, timed = timings_for(held, model.config, limits, switches, cache_dir, tuning)
         if timed is not None:
             log.record(timed)
-    make_plan = partial(
-        plan_for, model=model.config, limits=limits, switches=switches, timings=timings, road=road
-    )  # fmt: skip
+    make = partial(plan_for, model=model.config, limits=limits, switches=switches, road=road)
+    make_plan = partial(make, timings=timings)
+
+    def with_steps(steps: TimedSteps) -> MakePlan:
+        known = timings or Timings(held.fingerprint, "")
+        named_steps = {step_key(model.config.name, batch, context): seconds for batch, context, seconds in steps}
+        return partial(make, timings=known.with_seconds(named_steps))
+
     plan, decisions = make_plan(held)
     # Held against the device itself: a forced profile may be of a larger one.
     check_plan_fits(plan, capabilities_of(held.device.kind, {**held.values, **chosen.device.values}))
     for decision in (*decisions, _waiting_decision(plan), _load_decision(held, plan), _prefill_decision(plan)):
         log.record(decision)
     view = HardwareView(held, selection, plan, log)
-    return PalResult(plan, view, log, chosen.device.facts.name, chosen.reason, held, make_plan)
+    return PalResult(plan, view, log, chosen.device.facts.name, chosen.reason, held, make_plan, with_steps)
 
 
 def _measured(device: FoundDevice, cache_dir: Path) -> tuple[Profile, Decision]:

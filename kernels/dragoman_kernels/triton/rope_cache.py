@@ -8,54 +8,58 @@ import triton.language as tl
 
 from dragoman_kernels.triton.dependent import begin, launch_options
 
+_HEADS = 8  # of a program: one head has too few bytes to keep a warp busy
+
 
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_cache_kernel(
     qkv_ptr, q_out_ptr, k_cache_ptr, v_cache_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, q_norm_ptr, k_norm_ptr,
     eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
+    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     half: tl.constexpr = HEAD_DIM // 2
     lane = tl.arange(0, HALF_BLOCK)
-    inside = lane < half
-    source = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM
-    first = tl.load(source + lane, mask=inside, other=0.0)
-    second = tl.load(source + half + lane, mask=inside, other=0.0)
+    is_q = heads < NUM_HEADS
+    is_k = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
+    is_v = (heads >= NUM_HEADS + NUM_KV_HEADS) & (heads < NUM_HEADS + 2 * NUM_KV_HEADS)
+    lane_in = (lane < half)[None, :]
+    inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & lane_in
+    source = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + heads[:, None]) * HEAD_DIM + lane[None, :]
+    first = tl.load(source, mask=inside, other=0.0)
+    second = tl.load(source + half, mask=inside, other=0.0)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     page = slot // PAGE
     offset = slot % PAGE
-    if head >= NUM_HEADS + NUM_KV_HEADS:
-        v_head = head - NUM_HEADS - NUM_KV_HEADS
-        target = v_cache_ptr + ((page * NUM_KV_HEADS + v_head) * PAGE + offset) * HEAD_DIM
-        tl.store(target + lane, first.to(v_cache_ptr.dtype.element_ty), mask=inside)
-        tl.store(target + half + lane, second.to(v_cache_ptr.dtype.element_ty), mask=inside)
-    else:
-        a = first.to(tl.float32)
-        b = second.to(tl.float32)
-        if HAS_NORM:
-            scale = 1.0 / tl.sqrt((tl.sum(a * a, axis=0) + tl.sum(b * b, axis=0)) / HEAD_DIM + eps)
-            weight_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
-            a = a * scale * tl.load(weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
-            b = b * scale * tl.load(weight_ptr + half + lane, mask=inside, other=0.0).to(tl.float32)
-            a = a.to(qkv_ptr.dtype.element_ty).to(tl.float32)
-            b = b.to(qkv_ptr.dtype.element_ty).to(tl.float32)
-        position = tl.load(positions_ptr + token).to(tl.int64)
-        cos = tl.load(cos_ptr + position * half + lane, mask=inside, other=0.0)
-        sin = tl.load(sin_ptr + position * half + lane, mask=inside, other=0.0)
-        low = a * cos - b * sin
-        high = b * cos + a * sin
-        if head < NUM_HEADS:
-            target = q_out_ptr + (token * NUM_HEADS + head) * HEAD_DIM
-            tl.store(target + lane, low.to(q_out_ptr.dtype.element_ty), mask=inside)
-            tl.store(target + half + lane, high.to(q_out_ptr.dtype.element_ty), mask=inside)
-        else:
-            target = k_cache_ptr + ((page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + offset) * HEAD_DIM
-            tl.store(target + lane, low.to(k_cache_ptr.dtype.element_ty), mask=inside)
-            tl.store(target + half + lane, high.to(k_cache_ptr.dtype.element_ty), mask=inside)
+    a = first.to(tl.float32)
+    b = second.to(tl.float32)
+    if HAS_NORM:
+        scale = 1.0 / tl.sqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
+        weights = tl.where(is_q[:, None], q_norm_ptr, k_norm_ptr) + lane[None, :]
+        a = a * scale * tl.load(weights, mask=inside, other=0.0).to(tl.float32)
+        b = b * scale * tl.load(weights + half, mask=inside, other=0.0).to(tl.float32)
+        a = a.to(qkv_ptr.dtype.element_ty).to(tl.float32)
+        b = b.to(qkv_ptr.dtype.element_ty).to(tl.float32)
+    angles = tl.load(positions_ptr + token).to(tl.int64) * half + lane
+    cos = tl.load(cos_ptr + angles, mask=lane < half, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + angles, mask=lane < half, other=0.0)[None, :]
+    low = a * cos - b * sin
+    high = b * cos + a * sin
+    q_out = q_out_ptr + (token * NUM_HEADS + heads[:, None]) * HEAD_DIM + lane[None, :]
+    tl.store(q_out, low.to(q_out_ptr.dtype.element_ty), mask=is_q[:, None] & lane_in)
+    tl.store(q_out + half, high.to(q_out_ptr.dtype.element_ty), mask=is_q[:, None] & lane_in)
+    k_cache = (
+        k_cache_ptr + ((page * NUM_KV_HEADS + heads[:, None] - NUM_HEADS) * PAGE + offset) * HEAD_DIM + lane[None, :]
+    )
+    tl.store(k_cache, low.to(k_cache_ptr.dtype.element_ty), mask=is_k[:, None] & lane_in)
+    tl.store(k_cache + half, high.to(k_cache_ptr.dtype.element_ty), mask=is_k[:, None] & lane_in)
+    v_head = heads[:, None] - NUM_HEADS - NUM_KV_HEADS
+    v_cache = v_cache_ptr + ((page * NUM_KV_HEADS + v_head) * PAGE + offset) * HEAD_DIM + lane[None, :]
+    tl.store(v_cache, first.to(v_cache_ptr.dtype.element_ty), mask=is_v[:, None] & lane_in)
+    tl.store(v_cache + half, second.to(v_cache_ptr.dtype.element_ty), mask=is_v[:, None] & lane_in)
 
 
 def rope_and_cache(
@@ -81,10 +85,10 @@ def rope_and_cache(
     _, num_kv_heads, page, head_dim = k_cache.shape
     num_tokens = qkv.shape[0]
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-    _rope_cache_kernel[(num_tokens, num_heads + 2 * num_kv_heads)](
+    _rope_cache_kernel[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS))](
         qkv, q, k_cache, v_cache, cos, sin, positions, slots, q_norm, k_norm, eps,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HALF_BLOCK=triton.next_power_of_2(head_dim // 2), PAGE=page, HAS_NORM=q_norm is not None, num_warps=1,
+        HALF_BLOCK=triton.next_power_of_2(head_dim // 2), PAGE=page, HAS_NORM=q_norm is not None, HEADS=_HEADS, num_warps=4,
         **launch_options(dependent),
     )  # fmt: skip
     return q

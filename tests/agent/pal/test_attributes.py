@@ -86,7 +86,9 @@ def test_laptop_takes_the_discrete_card_and_shows_the_integrated_one(look: Any) 
     assert other.device.facts.name == "Intel integrated GPU [8086:a7a0]"
     assert other.device.integrated
     assert other.step == "probe"
-    assert other.reason.startswith("the installed torch was built for CUDA 13.0, this card needs one for Intel GPUs (XPU); ")
+    assert other.reason.startswith(
+        "the installed torch was built for CUDA 13.0, this card needs one for Intel GPUs (XPU); "
+    )
     values = selection.chosen.device.values
     assert values["compute.dtypes"].value == "bfloat16 float16 float8 int8"
     assert values["compute.dependent_launch"].value is False

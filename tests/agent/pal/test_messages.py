@@ -14,7 +14,7 @@ PLAN = Plan(
     memory=(MemoryLine("weights", 5), MemoryLine("kv", 6)), step_model=StepModel((1,), (64,), (0.5,), 100.0, 0.1),
     graph_batch_sizes=(1, 2, 8),
     decode_attention=(DecodeAttention(2, 8, 64, 4, 5), DecodeAttention(8, 1, 32, 2, 3)),
-    prefill_attention=PrefillAttention("paged", 128, 64, 8, 2), min_gemm_rows=8, dependent_launch=True, burst=True,
+    prefill_attention=PrefillAttention("paged", 128, 64, 8, 2), min_gemm_rows=8, dependent_max_batch=8, burst=True,
     reduction="shared", shared_memory_bytes=99 << 10, prefetch=True, switches_off=("arena", "link_policy"),
 )  # fmt: skip
 # How the nested fields of a plan are spread, and what is a message of its own.
@@ -38,7 +38,7 @@ def test_values_lists_and_labels_arrive() -> None:
     assert (list(splits.numbers.values), list(splits.numbers.labels)) == ([8, 1], ["2", "8"])
     assert splits.decision_id == "decode-attention-4"
     assert fields["prefill_block_m"].number == 128
-    assert fields["dependent_launch"].flag is True
+    assert fields["dependent_max_batch"].number == 8
     assert fields["reduction"].text == "shared"
     assert fields["switches_off"].text == "arena, link_policy"
     assert [(line.name, line.size_bytes) for line in message.memory] == [("weights", 5), ("kv", 6)]

@@ -14,10 +14,12 @@ from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.source import open_model
 from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.layer_timing import plan_layer_cases
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.plan_fields import plan_fields
 from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for
 from dragoman_agent.pal.profile import DeviceFacts, Profile, Value, load_profile, now
+from dragoman_agent.pal.timings import Timings
 
 MODELS = ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "qwen3-8b", "qwen3-embedding-0.6b")
 LIBRARY = Path(__file__).parents[3] / "gpu_agent" / "dragoman_agent" / "pal" / "library"
@@ -88,7 +90,7 @@ def test_another_cards_profile_makes_another_plan(card: Card, shapes: Shapes) ->
     for name in ("qwen3-0.6b", "llama-3.2-1b"):
         ours, theirs = plan_of(card(), shapes(name)), plan_of(laptop, shapes(name))
         assert [one.num_splits for one in ours.decode_attention] != [one.num_splits for one in theirs.decode_attention]
-        for field in ("max_batch_tokens", "graph_batch_sizes", "num_blocks", "dependent_launch", "shared_memory_bytes"):
+        for field in ("max_batch_tokens", "graph_batch_sizes", "num_blocks", "shared_memory_bytes"):
             assert getattr(ours, field) != getattr(theirs, field), field
         assert ours.digest() != theirs.digest()
 
@@ -118,10 +120,27 @@ def test_splits_shrink_with_the_batch(card: Card, shapes: Shapes) -> None:
     assert plan.decode_attention[-1].max_batch >= plan.max_num_seqs == plan.graph_batch_sizes[-1]
 
 
-def test_dependent_launch_follows_the_device_and_its_measured_gain(card: Card, shapes: Shapes) -> None:
+def test_dependent_launch_needs_whole_layers_that_were_timed_and_gain(card: Card, shapes: Shapes) -> None:
     model = shapes("qwen3-0.6b")
-    assert plan_of(card({"scheduling.dependent_launch_gain": 7.5e-8}), model).dependent_launch
-    assert not plan_of(card({"scheduling.dependent_launch_gain": -1e-8}), model).dependent_launch
+    here = card({"scheduling.dependent_launch_gain": 8e-8})
+    alone, decisions = plan_for(here, model, Limits(), Switches())
+    assert (
+        not alone.dependent_launch
+        and "0.08 us each between empty ones" in by_subject(decisions)["dependent-launch"].reason
+    )
+
+    def with_gains(*gains: float) -> int:
+        cases = plan_layer_cases(model, alone)
+        plain = {case.key: 1e-3 for case in cases if case.key.endswith("/plain")}
+        keys = [case.key for case in cases if case.key.endswith("/dependent")]
+        early = {key: 1e-3 * (1 - gain) for key, gain in zip(keys, gains, strict=True)}
+        timings = Timings(here.fingerprint, "k", {**plain, **early})
+        return plan_for(here, model, Limits(), Switches(), timings)[0].dependent_max_batch
+
+    batches = [case.shape["batch"] for case in plan_layer_cases(model, alone) if case.key.endswith("/plain")]
+    assert with_gains(*[0.05] * len(batches)) == batches[-1]
+    assert with_gains(0.07, 0.05, *[-0.1] * (len(batches) - 2)) == batches[1]
+    assert with_gains(*[0.005] * len(batches)) == 0, "less than measurements scatter"
     assert not plan_of(card({"compute.capability": "8.9"}), model).dependent_launch
     assert not plan_of(card({"compute.dependent_launch": False}), model).dependent_launch
 

@@ -50,7 +50,7 @@ def test_now_times_kernels_and_then_the_layers_of_the_plan_they_give(timed: list
     assert chosen == f"{timed[0]} of {timed[0]} kernels timed on this device" and "timed now" in reason
     _, decisions = plan_for(CARD, CONFIG, Limits(), Switches(), timings)
     (launch,) = [d for d in decisions if d.subject == "dependent-launch"]
-    assert launch.chosen == "yes" and "whole layers timed on the device" in launch.reason
+    assert launch.chosen == "to 256 sequences" and "whole layers timed on the device" in launch.reason
 
 
 def test_layers_that_are_slower_so_turn_it_off(timed: list[int], tmp_path: Path) -> None:
