@@ -20,14 +20,13 @@ _MAX_NUM_REPLACED = 256
 _NONE: frozenset[int] = frozenset()
 
 Terms: TypeAlias = tuple[
-    float, float, float, float, float, tuple[int, ...], tuple[float, ...], tuple[float, ...], float, float
+    float, float, float, float, float, tuple[int, ...], tuple[float, ...], tuple[float, ...], float
 ]
-"""(queue, base, per_token, others, share, contexts, times, slopes, scale, offset): the exact seconds of a request of one
-choice are
+"""(queue, base, per_token, others, share, contexts, times, slopes, pace): the exact seconds of a request of one choice are
 
-queue + max(base, u * per_token) + (o - 1) * (offset + scale * step(others + share * x)) for u uncached prompt tokens,
-o output tokens and a mean context of x of the request itself; `contexts`, `times` and `slopes` are those of the decode
-row. A plain tuple: it is unpacked for each agent that a request is weighed at.
+queue + max(base, u * per_token) + (o - 1) * pace * step(others + share * x) for u uncached prompt tokens, o output
+tokens and a mean context of x of the request itself; `contexts`, `times` and `slopes` are those of the decode row. A plain
+tuple: it is unpacked for each agent that a request is weighed at.
 """
 
 
@@ -67,9 +66,7 @@ class Score(NamedTuple):
 class AgentView:
     """One agent of one model at one instant, as placement sees it; never changed once made.
 
-    `row` is that of the batch a request of one choice joins. `queue_seconds` and the three numbers after the defaults carry
-    what was learnt of the agent, `backlog_seconds`, `running_step_seconds` and `observed_step_seconds` do not.
-    `excluded_because` empty: the agent may be chosen.
+    `row` is that of the batch a request of one choice joins. `excluded_because` empty: the agent may be chosen.
     """
 
     agent_id: str
@@ -85,11 +82,12 @@ class AgentView:
     plan: bytes = b""
     excluded_because: str = ""
     state: str = "serving"
-    prefill_scale: float = 1.0
-    decode_scale: float = 1.0
-    decode_offset: float = 0.0
+    pace: float = 1.0
+    """What its requests took in the long run over what the step model says; `queue_seconds` has it in already."""
     backlog_seconds: float = 0.0
-    """Work in front, at the speed of the step model."""
+    """Prompt tokens in front, at the speed of the step model."""
+    slot_seconds: float = 0.0
+    """Wait for a slot, without the pace."""
     running_step_seconds: float = 0.0
     """A step of what runs now; 0 where nothing does."""
     observed_step_seconds: float = 0.0
@@ -107,20 +105,19 @@ class AgentView:
         steps, row = self.steps, self.row
         return (
             self.queue_seconds,
-            steps.base_seconds * self.prefill_scale,
-            steps.seconds_per_prompt_token * self.prefill_scale,
+            steps.base_seconds * self.pace,
+            steps.seconds_per_prompt_token * self.pace,
             self.mean_context_tokens * (batch_size - 1) / batch_size,
             1 / batch_size,
             row.contexts,
             row.seconds,
             row.slopes,
-            self.decode_scale,
-            self.decode_offset,
+            self.pace,
         )
 
     def step_seconds(self, shape: Shape) -> float:
         """Expected decode step in the batch the request would join."""
-        return self.decode_offset + self.decode_scale * self.modelled_step_seconds(shape)
+        return self.pace * self.modelled_step_seconds(shape)
 
     def modelled_step_seconds(self, shape: Shape) -> float:
         """The same by the step model alone."""
@@ -132,9 +129,9 @@ class AgentView:
 
     def prefill_seconds(self, shape: Shape, cached_tokens: int) -> float:
         """Expected prefill. At least the prompt's last token is computed, whatever is cached."""
-        steps, scale = self.steps, self.prefill_scale
-        base = steps.base_seconds * scale
-        seconds = max(shape.prompt_tokens - cached_tokens, 1) * (steps.seconds_per_prompt_token * scale)
+        steps, pace = self.steps, self.pace
+        base = steps.base_seconds * pace
+        seconds = max(shape.prompt_tokens - cached_tokens, 1) * (steps.seconds_per_prompt_token * pace)
         return seconds if seconds > base else base
 
     def finish_seconds(self, shape: Shape, cached_tokens: int) -> float:
@@ -336,15 +333,13 @@ class Candidates:
         if not view.is_able:
             part.floors.close(index)
             return
-        queue, base, per_token, others, share, _, _, _, scale, offset = self.terms[index]
+        queue, base, per_token, others, share, _, _, _, pace = self.terms[index]
         row = view.row
         if part.high < math.inf:
             intercept, slope = row.floor_between(others + share * part.low, others + share * part.high)
         else:
             intercept, slope = row.floor
-        part.floors.put(
-            index, queue, base, per_token, offset + scale * (intercept + slope * others), scale * slope * share
-        )
+        part.floors.put(index, queue, base, per_token, pace * (intercept + slope * others), pace * slope * share)
 
 
 def _size_class(shape: Shape) -> tuple[int, int]:

@@ -39,6 +39,7 @@ class Grant:
     prompt_bytes: int = 0
     """Of a prompt whose tokens the client did not know."""
     features: Features = NO_FEATURES
+    waits_for_slot: bool = False
     ended: bool = False
     is_recent: bool = True
 

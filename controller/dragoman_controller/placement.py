@@ -15,6 +15,8 @@ from typing import NamedTuple, TypeAlias
 from dragoman_controller.candidates import Candidates, Score, Shape
 
 TIE_RATIO = 1.02
+# Where the whole takes long, 2 % of it may be many times the wait for the first token, which a reader notices first.
+FIRST_TOKEN_RATIO = 1.2
 
 Weighed: TypeAlias = tuple[float, int]
 """Predicted seconds, and the agent's index. Equal seconds come in the order of the agents."""
@@ -47,7 +49,7 @@ def place(
     """The agent that finishes first, within 2 %; None when no agent may take the request.
 
     Agents within 2 % of the best count as equal: of two of them drawn by `rng` the faster is taken, so that many
-    controllers with one view do not all choose the same. The fallback is the best of the others. Agents whose context
+    controllers with one view do not all choose the same; but none whose first token comes much later. The fallback is the best of the others. Agents whose context
     holds the whole output go before all others.
     """
     barred = frozenset(excluded) if excluded else _NOBODY
@@ -61,7 +63,11 @@ def place(
     num_ties = bisect_right(weighed, (weighed[0][0] * TIE_RATIO, len(candidates)))
     chosen = weighed[0][1]
     if num_ties > 1:
-        chosen = _choose_of_two(sorted(weighed[:num_ties], key=_index), rng)
+        drawn = _draw_two(sorted(weighed[:num_ties], key=_index), rng)
+        latest = _first_token(candidates, chosen, shape, cached_tokens) * FIRST_TOKEN_RATIO
+        soon = [one for one in drawn if _first_token(candidates, one[1], shape, cached_tokens) <= latest]
+        # Of equals the one drawn first, or the last in the order would never be chosen.
+        chosen = min(soon, key=_seconds, default=weighed[0])[1]
     fallback = next((index for _, index in weighed[:2] if index != chosen), None)
     view = candidates.views[chosen]
     return Placement(chosen, view.score(shape, cached_tokens.get(view.agent_id, 0)), fallback, num_ties)
@@ -75,13 +81,17 @@ def _index(weighed: Weighed) -> int:
     return weighed[1]
 
 
-def _choose_of_two(ties: list[Weighed], rng: Random) -> int:
+def _first_token(candidates: Candidates, index: int, shape: Shape, cached_tokens: Mapping[str, int]) -> float:
+    view = candidates.views[index]
+    return view.queue_seconds + view.prefill_seconds(shape, cached_tokens.get(view.agent_id, 0))
+
+
+def _draw_two(ties: list[Weighed], rng: Random) -> tuple[Weighed, Weighed]:
     # int(random() * n) is several times cheaper than randrange, and the bias of 2**-53 is of no matter here.
     first = int(rng.random() * len(ties))
     second = int(rng.random() * (len(ties) - 1))
     second += second >= first
-    # Of equals the one drawn first, or the last in the order would never be chosen.
-    return min(ties[first], ties[second], key=_seconds)[1]
+    return ties[first], ties[second]
 
 
 def _near(
@@ -120,14 +130,14 @@ def _weigh(candidates: Candidates, members: Iterable[int], u: int, output_tokens
     """AgentView.finish_seconds of each member for a request of one choice, written out: it is most of a decision."""
     all_terms, weighed, o = candidates.terms, [], output_tokens - 1
     for index in members:
-        queue, base, per_token, others, share, contexts, times, slopes, scale, offset = all_terms[index]
+        queue, base, per_token, others, share, contexts, times, slopes, pace = all_terms[index]
         context = others + share * x
         segment = bisect_right(contexts, context, 1, len(contexts) - 1) - 1
         step = times[segment] + (context - contexts[segment]) * slopes[segment]
         if step < 0.0:
             step = 0.0
         prefill = u * per_token
-        weighed.append((queue + (base if prefill < base else prefill) + o * (offset + scale * step), index))
+        weighed.append((queue + (base if prefill < base else prefill) + o * (pace * step), index))
     return weighed
 
 

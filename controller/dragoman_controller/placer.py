@@ -84,6 +84,7 @@ class _Expected(NamedTuple):
     ttft_seconds: float
     tpot_seconds: float
     features: Features
+    waits_for_slot: bool
 
 
 class _Placed(NamedTuple):
@@ -191,7 +192,7 @@ class Placer:
                 bearer = Bearer(member.agent_id, member.epoch, model.digest)
                 served = _Served(member, model, bearer, self._quotes.of(member.agent_id))
                 self._served[member.agent_id, model.name] = served
-            candidates.put(view_of(member, model, debit, self.service_times, served.quotes.weights, now))
+            candidates.put(view_of(member, model, debit, self.service_times, served.quotes.pace, now))
 
     def remove(self, member: Member) -> None:
         """Drops the views of a member that left, or whose models changed."""
@@ -265,7 +266,9 @@ class Placer:
         quotes = self._quotes.of(grant.agent_id)
         finish = grant.finish_seconds(outcome.output_tokens)
         judgements = quotes.judge((grant.ttft_seconds, grant.tpot_seconds, finish), outcome)
-        quotes.learn(grant.features, outcome, self._clock())
+        # Where a slot was waited for, the times say little of the agent's speed.
+        if not grant.waits_for_slot:
+            quotes.learn(grant.features, outcome, self._clock())
         return judgements
 
     def release(self, granted: Granted) -> None:
@@ -313,18 +316,17 @@ class Placer:
         """What the request is expected to take at the chosen agent, and what that is made of."""
         score, shape = placed.placement.score, placed.shape
         # The view is as old as the agent's last beat or grant; the work in front has gone on since.
-        backlog = max(view.backlog_seconds - max(now - view.made_at, 0.0), 0.0)
-        weight = self._served[view.agent_id, placed.model].quotes.weights.queue
-        ttft = score.queue_seconds - weight * (view.backlog_seconds - backlog) + score.prefill_seconds
+        elapsed = max(now - view.made_at, 0.0)
         decode = view.modelled_step_seconds(shape)
         features = Features(
-            backlog,
+            max(view.backlog_seconds - elapsed, 0.0),
             view.steps.prefill_seconds(shape.prompt_tokens - score.cached_tokens),
             view.running_step_seconds,
             decode,
             view.observed_step_seconds or decode,
         )
-        return _Expected(max(ttft, score.prefill_seconds), score.step_seconds, features)
+        ttft, tpot = self._served[view.agent_id, placed.model].quotes.expect(features)
+        return _Expected(max(view.slot_seconds - elapsed, 0.0) + ttft, tpot, features, view.slot_seconds > 0.0)
 
     def _quote(self, request: AdmissionRequest, expected: _Expected, view: AgentView) -> Quote:
         delivered = request.resume.from_cursor // request.num_choices if request.resume else 0
@@ -382,6 +384,7 @@ class Placer:
                 tpot_seconds=expected.tpot_seconds,
                 prompt_bytes=request.prompt_bytes if request.prompt_tokens is None else 0,
                 features=expected.features,
+                waits_for_slot=expected.waits_for_slot,
                 fallback_jti=fallback.jti if fallback else None,
                 prompt_digest=request.prompt_digest,
             )

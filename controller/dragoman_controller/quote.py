@@ -6,6 +6,7 @@ from the latest ratios of observed to expected.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from typing import NamedTuple
@@ -19,6 +20,10 @@ PRIOR_RATIOS = (0.6, 0.75, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
 MAX_NUM_RATIOS = 128
 # Weights follow at most so many observations a second of one agent: more would cost time and teach nothing new.
 _MIN_LEARN_SECONDS = 0.05
+# The pace is a mean over so many outcomes, and begins as if so many had been as the step model says.
+_PACE_OUTCOMES, _PRIOR_OUTCOMES = 500, 10
+_MAX_LOG_PACE = math.log(32.0)
+_MIN_SECONDS = 1e-6
 
 
 class Estimate(NamedTuple):
@@ -116,7 +121,18 @@ class Went(NamedTuple):
 class AgentQuotes:
     """Quotes of one agent and what was learnt of it."""
 
-    __slots__ = ("_decode", "_finish", "_first", "_learnt_at", "_tpot", "_ttft", "weights")
+    __slots__ = (
+        "_decode",
+        "_finish",
+        "_first",
+        "_learnt_at",
+        "_log_pace",
+        "_num_learnt",
+        "_tpot",
+        "_ttft",
+        "pace",
+        "weights",
+    )
 
     def __init__(self) -> None:
         self._ttft, self._tpot, self._finish = ErrorRatios(), ErrorRatios(), ErrorRatios()
@@ -124,6 +140,15 @@ class AgentQuotes:
         self._first = Regression(self.weights[:3])
         self._decode = Regression(self.weights[3:])
         self._learnt_at = float("-inf")
+        self.pace = 1.0
+        """Seconds of its requests over those of the step model, in the long run: what placement goes by. Within 1/32 and 32."""
+        self._log_pace, self._num_learnt = 0.0, 0
+
+    def expect(self, features: Features) -> tuple[float, float]:
+        """Expected TTFT and TPOT, which intervals are put around."""
+        return max(self._first.predict(features[:3]), _MIN_SECONDS), max(
+            self._decode.predict(features[3:]), _MIN_SECONDS
+        )
 
     def quote(self, ttft_seconds: float, tpot_seconds: float, finish_seconds: float) -> Quote:
         """The quote from what the weights expect."""
@@ -153,7 +178,8 @@ class AgentQuotes:
         return judgements
 
     def learn(self, features: Features, outcome: Went, now: float) -> bool:
-        """Moves the weights towards an outcome; False where one was learnt from just before."""
+        """Moves pace and weights towards an outcome; False for the weights where one was learnt from just before."""
+        self._learn_pace(features, outcome)
         if now - self._learnt_at < _MIN_LEARN_SECONDS:
             return False
         self._learnt_at = now
@@ -163,6 +189,19 @@ class AgentQuotes:
             self._decode.learn(features[3:], outcome.tpot_seconds)
         self.weights = Weights(*self._first.weights, *self._decode.weights)
         return True
+
+    def _learn_pace(self, features: Features, outcome: Went) -> None:
+        """Slowly: equal agents must not look unequal for the chance in their last few requests."""
+        modelled = (
+            features.queue + features.prefill + features.step + max(outcome.output_tokens - 1, 0) * features.decode
+        )
+        if modelled <= 0 or outcome.total_seconds <= 0:
+            return
+        self._num_learnt = min(self._num_learnt + 1, _PACE_OUTCOMES)
+        error = math.log(outcome.total_seconds / modelled) - self._log_pace
+        self._log_pace += max(min(error, _MAX_LOG_PACE), -_MAX_LOG_PACE) / (self._num_learnt + _PRIOR_OUTCOMES)
+        self._log_pace = max(min(self._log_pace, _MAX_LOG_PACE), -_MAX_LOG_PACE)
+        self.pace = math.exp(self._log_pace)
 
 
 class Quotes:

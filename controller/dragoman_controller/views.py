@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from dragoman_controller.candidates import AgentView
 from dragoman_controller.fleet import AgentState, Member, ModelSpec
 from dragoman_controller.ledger import Debit
-from dragoman_controller.quote import Weights
 from dragoman_controller.recent import RecentAgents
 from dragoman_controller.requests import DEFAULT_OUTPUT_TOKENS
 
-_MIN_WEIGHT = 1 / 64
+# A beat every 0.2 s, and the way of a ticket to the agent.
+_ROUND_TRIP_SECONDS = 0.3
+_MIN_NUM_AHEAD = 2
 _EXCLUSIONS = {
     AgentState.STARTING: "it is still loading the model",
     AgentState.DRAINING: "it is draining",
@@ -49,28 +52,28 @@ def plan_of(member: Member, model: ModelSpec) -> bytes:
 
 
 def view_of(
-    member: Member, model: ModelSpec, debit: Debit, service_times: ServiceTimes, weights: Weights, now: float
+    member: Member, model: ModelSpec, debit: Debit, service_times: ServiceTimes, pace: float, now: float
 ) -> AgentView:
-    """The view of one model of a member, with what was learnt of it in `weights`.
+    """The view of one model of a member; `pace`: what its requests take over what its step model says.
 
     Wait at the agent: the prompt tokens in front, at the prefill rate; where no slot is free, one mean request time
-    over the number of slots for each request that has to end first; and the step that runs.
+    over the number of slots for each request that has to end first; and the step that runs. Of the agent's own queue
+    only so much is used as keeps it busy: who waits is for the fair queue here to say.
     """
-    num_requests = debit.num_requests
-    backlog_seconds = max(debit.busy_until - now, 0.0)
-    num_ahead = num_requests - model.max_running_requests + 1
-    if num_ahead > 0:
-        backlog_seconds += num_ahead * service_times.mean(member.agent_id, model) / model.max_running_requests
-    num_free_slots = max(model.num_slots - num_requests, 0)
+    num_requests, most = debit.num_requests, model.max_running_requests
+    backlog_seconds, slot_seconds, num_slots = max(debit.busy_until - now, 0.0), 0.0, model.num_slots
+    if num_requests >= most:
+        mean_seconds = service_times.mean(member.agent_id, model)
+        slot_seconds = (num_requests - most + 1) * mean_seconds / most
+        num_slots = most + min(model.max_waiting_requests, _num_ahead(most, mean_seconds))
+    num_free_slots = max(num_slots - num_requests, 0)
     state = member.state
     excluded = "" if state is AgentState.SERVING else _EXCLUSIONS[state]
     if not excluded and not num_free_slots:
-        excluded = f"all its {model.num_slots} slots are taken"
+        excluded = f"all its {num_slots} slots are taken"
     num_running = min(num_requests, model.max_running_requests)
     mean_context, observed = debit.mean_context_tokens, member.load.step_seconds
-    running_step = (observed or model.steps.row(num_running).at(mean_context)) if num_running else 0.0
-    # Where nothing ran lately the model's own step stands in for the observed one.
-    decode_scale = weights.decode if observed else weights.decode + weights.observed_step
+    modelled_step = model.steps.row(num_running).at(mean_context) if num_running else 0.0
     return AgentView(
         agent_id=member.agent_id,
         max_context_tokens=model.max_context_tokens,
@@ -78,23 +81,26 @@ def view_of(
         num_slots=model.num_slots,
         num_running=num_running,
         mean_context_tokens=mean_context,
-        queue_seconds=_bounded(weights.queue) * backlog_seconds + weights.step * running_step,
+        queue_seconds=slot_seconds + pace * (backlog_seconds + modelled_step),
         max_running_requests=model.max_running_requests,
         steps=model.steps,
         row=model.steps.row(min(num_running + 1, model.max_running_requests)),
         plan=plan_of(member, model),
         excluded_because=excluded,
         state=_LABELS[state],
-        prefill_scale=_bounded(weights.prefill),
-        decode_scale=_bounded(decode_scale),
-        decode_offset=weights.observed_step * observed,
+        pace=pace,
         backlog_seconds=backlog_seconds,
-        running_step_seconds=running_step,
+        slot_seconds=slot_seconds,
+        running_step_seconds=(observed or modelled_step) if num_running else 0.0,
         observed_step_seconds=observed,
         made_at=now,
     )
 
 
-def _bounded(weight: float) -> float:
-    """No agent is ever thought to need no time, whatever it made the controller learn."""
-    return weight if weight > _MIN_WEIGHT else _MIN_WEIGHT
+def _num_ahead(max_running_requests: int, mean_seconds: float) -> int:
+    """Requests to put into a full agent's queue: as many as end before the controller has heard of it and answered.
+
+    More would gain nothing and take from the controller whom to serve next.
+    """
+    num_ending = max_running_requests * _ROUND_TRIP_SECONDS / max(mean_seconds, 1e-3)
+    return max(_MIN_NUM_AHEAD, math.ceil(num_ending))

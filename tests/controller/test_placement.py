@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dragoman.step_model import StepModel
 from dragoman_controller.candidates import AgentView, Candidates, Shape
-from dragoman_controller.placement import TIE_RATIO, place
+from dragoman_controller.placement import FIRST_TOKEN_RATIO, TIE_RATIO, place
 from dragoman_controller.steps import StepTable
 
 FLAT = StepTable(StepModel((1,), (0,), (0.01,), 1000.0, 0.0))
@@ -143,6 +143,14 @@ def test_the_last_prompt_token_is_always_computed() -> None:
     assert score.prefill_seconds == pytest.approx(1 / 1000)
 
 
+def test_a_tie_in_the_whole_is_none_where_the_first_token_comes_later() -> None:
+    fleet = candidates(view("now"), view("later", queue_seconds=0.05))
+    shape = Shape(100, 1000)
+    assert fleet.views[1].finish_seconds(shape, 0) < TIE_RATIO * fleet.views[0].finish_seconds(shape, 0)
+    placements = [place(fleet, shape, {}, Random(seed)) for seed in range(20)]
+    assert {(one.chosen, one.num_ties) for one in placements if one is not None} == {(0, 2)}
+
+
 def test_equal_agents_share_the_requests() -> None:
     fleet = candidates(*(view(f"agent-{i}") for i in range(4)))
     rng = Random(1)
@@ -179,7 +187,12 @@ def looking_at_all(
     if len(ties) > 1:
         first, second = int(rng.random() * len(ties)), int(rng.random() * (len(ties) - 1))
         second += second >= first
-        chosen = min(ties[first], ties[second], key=lambda index: seconds[index])
+        starts = {
+            index: view.queue_seconds + view.prefill_seconds(shape, cached.get(view.agent_id, 0))
+            for index, view in enumerate(fleet.views)
+        }
+        soon = [index for index in (ties[first], ties[second]) if starts[index] <= starts[chosen] * FIRST_TOKEN_RATIO]
+        chosen = min(soon, key=lambda index: seconds[index], default=chosen)
     others = [index for index in ranked if index != chosen]
     return chosen, others[0] if others else None, len(ties)
 
