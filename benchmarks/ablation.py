@@ -27,7 +27,7 @@ from dragoman_agent.pal.planner import plan_for
 from dragoman_agent.pal.switches import Switches
 
 BATCHES = (1, 8, 64, 256)
-PROMPT, OUTPUT = 128, 96
+PROMPT, OUTPUT = 128, 72
 WRONG_CARD = "rtx4060-laptop"
 KV_TOKENS = 160_000  # of each plan's arena: several are on the card at once
 

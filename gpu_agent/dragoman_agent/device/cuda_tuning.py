@@ -36,8 +36,8 @@ from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
 Case = dict[str, Any]
 Call = Callable[[], object]
 
-_REPEATS = 5
-_MIN_CALLS = 24  # in a graph: enough for the gap between two kernels to count as it does in a step
+_REPEATS = 3
+_MIN_CALLS = 16  # in a graph: enough for the gap between two kernels to count as it does in a step
 _MAX_COPIES = 48
 
 
