@@ -26,7 +26,7 @@ from dragoman_agent.pal.timings import Timings, TimingsError
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 600.0
-_MAX_COMPILERS = 8
+_MAX_COMPILERS = 12
 _CASES_A_COMPILER = 4  # fewer are not worth a process, which takes seconds to start
 
 
