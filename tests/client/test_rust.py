@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from clients.conformance.languages import cache_folder
+from clients.conformance.language import cache_folder
 from tests.needs import skip_without
 from tests.toolchains import version
 

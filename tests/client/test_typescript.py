@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from clients.conformance.languages import built, load_languages
+from clients.conformance.language import built, load_languages
 from tests.needs import skip_without
 
 from dragoman import Client
