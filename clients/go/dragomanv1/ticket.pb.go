@@ -334,8 +334,8 @@ const file_dragoman_v1_ticket_proto_rawDesc = "" +
 	"\forigin_epoch\x18\x01 \x01(\x06R\voriginEpoch\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x1f\n" +
 	"\vfrom_cursor\x18\x03 \x01(\x04R\n" +
-	"fromCursorBB\n" +
-	"\x0fdev.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3"
+	"fromCursorBO\n" +
+	"\x0fdev.dragoman.v1B\vTicketProtoP\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3"
 
 var (
 	file_dragoman_v1_ticket_proto_rawDescOnce sync.Once
