@@ -16,7 +16,7 @@ from dragoman_controller.simulate.tally import Tally
 from dragoman_controller.simulate.workload import Workload
 
 # Of the placements of a run about so many are held against the oracle, which looks at every agent.
-NUM_SAMPLED = 2000
+NUM_SAMPLED = 400
 # Share of a shared prefix that the router takes for cached when it reckons how much it has sent to a cell.
 _ROUTER_CACHED_SHARE = 0.7
 

@@ -25,7 +25,9 @@ from dragoman_controller.steps import StepTable
 from dragoman_text import TextTokenizer
 
 NUM_REPLAYED = 60
-MODEL = StepModel((1, 8, 64), (0, 1024, 8192), (0.01, 0.011, 0.018, 0.012, 0.02, 0.07, 0.03, 0.09, 0.5), 10_000.0, 0.005)
+MODEL = StepModel(
+    (1, 8, 64), (0, 1024, 8192), (0.01, 0.011, 0.018, 0.012, 0.02, 0.07, 0.03, 0.09, 0.5), 10_000.0, 0.005
+)
 PROFILE = AgentProfile("test", StepTable(MODEL), max_running_requests=8, max_waiting_requests=4, max_batch_tokens=512)
 
 
@@ -207,8 +209,12 @@ def test_it_is_as_quick_as_the_real_engine(load: float) -> None:
     sizes = []
     for number in range(NUM_REPLAYED):
         at += rng.expovariate(load * profile.requests_per_second(300, 40))
-        sizes.append((at, number, min(int(rng.lognormvariate(5.4, 0.8)) + 2, 2000), min(int(rng.expovariate(1 / 40)) + 2, 300)))
-    made = run(SimulatedAgent(profile, "a", 1), [(at, stream(number, prompt, output)) for at, number, prompt, output in sizes])
+        sizes.append(
+            (at, number, min(int(rng.lognormvariate(5.4, 0.8)) + 2, 2000), min(int(rng.expovariate(1 / 40)) + 2, 300))
+        )
+    made = run(
+        SimulatedAgent(profile, "a", 1), [(at, stream(number, prompt, output)) for at, number, prompt, output in sizes]
+    )
     real = run_engine(plan, [(at, stream(number, prompt, output)) for at, number, prompt, output in sizes])
     assert len(made) == len(real) == NUM_REPLAYED
     for part in (0, 1):  # first token, end
