@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import heapq
 import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -28,6 +29,14 @@ MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
 # So many waiting requests that fit nowhere are tried before those behind them; then what frees up is left to gather for them.
 MAX_NUM_MISFITS = 16
+# Places kept for tenants within their share while others want more than theirs: what chance alone makes the former ask for
+# at once goes with the square root of the places; never more than an eighth of them.
+RESERVED_ROOTS, MAX_RESERVED_SHARE = 1.75, 1 / 8
+# A tenant has its share for so long after it asked last; more tenants at once than this are served and not counted.
+TENANT_SECONDS = 30.0
+MAX_NUM_TENANTS = 16_384
+MAX_NUM_OVER_SHARE = 256
+_SHARES_SECONDS = 0.5
 # After its start a controller gives the agents this long to find it before it says that a model is unknown.
 SETTLE_SECONDS = 5.0
 
@@ -96,6 +105,9 @@ class Admission:
         # Tenants at their limit of running requests, and the models whose queues hold them.
         self._limited: dict[str, set[str]] = {}
         self._limited_under: Policy | None = None
+        # When each tenant asked last; and of a moment ago the sum of their shares, and the most that one runs a share.
+        self._asked_at: dict[str, float] = {}
+        self._num_shares, self._largest_use, self._shares_at = 0, 0.0, -math.inf
         self._sequence = itertools.count()
         self._closed: DragomanError | None = None
 
@@ -114,6 +126,8 @@ class Admission:
             if self._closed is not None:
                 raise self._closed
             ask = _Ask(request, self._clock(), [listener])
+            if request.tenant in self._asked_at or len(self._asked_at) < MAX_NUM_TENANTS:
+                self._asked_at[request.tenant] = ask.arrived_at
             if self._guard.check(request):
                 self._admit(ask)
             else:
@@ -251,7 +265,7 @@ class Admission:
     def _grant_now(self, ask: _Ask) -> bool:
         """Grants where an agent has room and the tenant is within its limit."""
         request = ask.request
-        if self._is_at_limit(request.tenant):
+        if self._is_at_limit(request.tenant) or self._must_leave_room(request.tenant, request.model):
             return False
         now = self._clock()
         granted = self._placer.grant(request, now - ask.arrived_at)
@@ -296,25 +310,61 @@ class Admission:
             for tenant in list(self._limited):
                 self._release_tenant(tenant)
         misfits: list[str] = []
-        while queue and len(misfits) < MAX_NUM_MISFITS and self._placer.has_room(model):
+        over_share: list[str] = []
+        while (
+            queue
+            and len(misfits) < MAX_NUM_MISFITS
+            and len(over_share) < MAX_NUM_OVER_SHARE
+            and self._placer.has_room(model)
+        ):
             entry = queue.select()
             if entry is None:
                 break
             if self._is_at_limit(entry.tenant):
                 queue.hold(entry)
                 self._limited.setdefault(entry.tenant, set()).add(model)
+            elif self._must_leave_room(entry.tenant, model):
+                queue.hold(entry)
+                over_share.append(entry.tenant)
             elif self._grant_now(entry.item):
                 queue.take(entry)
                 self._left_queue(entry.item)
             else:
                 queue.hold(entry)
                 misfits.append(entry.tenant)
-        for tenant in reversed(misfits):
+        for tenant in reversed([*over_share, *misfits]):
             queue.release(tenant)
 
     def _is_at_limit(self, tenant: str) -> bool:
         limit = self._policy.current.tenant(tenant).max_running_requests
         return limit > 0 and self._placer.num_running(tenant) >= limit
+
+    def _must_leave_room(self, tenant: str, model: str) -> bool:
+        """Whether only the places are left that are kept for tenants within their fair share of the running requests.
+
+        Without them a tenant that floods the cell would have every place as it comes free, and all others would wait.
+        """
+        candidates = self._placer.candidates(model)
+        if candidates is None or candidates.num_free > num_reserved(candidates.num_places):
+            return False
+        self._count_shares()
+        if self._num_shares <= self._policy.current.tenant(tenant).share:
+            return False  # nobody else asked lately
+        share = self._policy.current.tenant(tenant).share
+        # One that is over its share for a moment, and far below the largest, is not what the others suffer from.
+        fair = max(candidates.num_places / self._num_shares, self._largest_use / 2)
+        return self._placer.num_running(tenant) >= share * fair
+
+    def _count_shares(self) -> None:
+        now = self._clock()
+        if now - self._shares_at < _SHARES_SECONDS:
+            return
+        for name in [name for name, asked_at in self._asked_at.items() if now - asked_at > TENANT_SECONDS]:
+            del self._asked_at[name]
+        policy = self._policy.current
+        shares = {name: policy.tenant(name).share for name in self._asked_at}
+        self._shares_at, self._num_shares = now, sum(shares.values())
+        self._largest_use = max((self._placer.num_running(name) / share for name, share in shares.items()), default=0.0)
 
     def _release_tenant(self, tenant: str) -> None:
         """A tenant at its limit is not asked about again until one of its requests has ended, or the policy is new."""
@@ -404,6 +454,11 @@ class Admission:
         except DragomanError as error:
             return error
         return self._queue_full(ask.request, f"no agent had room within {now - ask.arrived_at:.1f} s")
+
+
+def num_reserved(num_places: int) -> float:
+    """Places that a tenant over its share leaves free for the others."""
+    return min(MAX_RESERVED_SHARE * num_places, RESERVED_ROOTS * math.sqrt(num_places))
 
 
 def _check_live(model: str, candidates: Candidates) -> None:

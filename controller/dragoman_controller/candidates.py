@@ -202,6 +202,8 @@ class Candidates:
         "_winners",
         "largest_context",
         "num_able",
+        "num_free",
+        "num_places",
         "smallest_context",
         "terms",
         "views",
@@ -214,6 +216,8 @@ class Candidates:
         self.largest_context = 0
         self.num_able = 0
         """Agents that may be given a request now."""
+        self.num_places = self.num_free = 0
+        """Requests that the serving agents can run at once, and how many more they could."""
         self._usual_context = _FIRST_USUAL_CONTEXT
         self._ranges_for = self._usual_context
         self._winners: dict[tuple[int, int], list[int]] = {}
@@ -250,14 +254,15 @@ class Candidates:
             self.views.append(view)
             self.terms.append(terms)
             self._states[view.state] += 1
-            self.num_able += view.is_able
+            self._count(view, 1)
             self._members_changed()
             return
         before = self.views[index]
         if before.state != view.state:
             self._states[before.state] -= 1
             self._states[view.state] += 1
-        self.num_able += view.is_able - before.is_able
+        self._count(before, -1)
+        self._count(view, 1)
         self.views[index], self.terms[index] = view, terms
         self._replaced.append((index, view))
         if before.max_context_tokens != view.max_context_tokens:
@@ -272,7 +277,7 @@ class Candidates:
         if index is None:
             return
         self._states[self.views[index].state] -= 1
-        self.num_able -= self.views[index].is_able
+        self._count(self.views[index], -1)
         view, terms = self.views.pop(), self.terms.pop()
         if view.agent_id != agent_id:
             self.views[index], self.terms[index] = view, terms
@@ -309,6 +314,12 @@ class Candidates:
     def note_winners(self, shape: Shape, indices: list[int]) -> None:
         """The best agents for this request."""
         self._winners[_size_class(shape)] = indices
+
+    def _count(self, view: AgentView, sign: int) -> None:
+        self.num_able += sign * view.is_able
+        if view.state == "serving":
+            self.num_places += sign * view.max_running_requests
+            self.num_free += sign * (view.max_running_requests - view.num_running)
 
     def _members_changed(self) -> None:
         contexts = sorted({view.max_context_tokens for view in self.views})

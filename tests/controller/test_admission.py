@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2, ticket_pb2
-from dragoman_controller.admission import MAX_RETRY_SECONDS, Queued
+from dragoman_controller.admission import MAX_NUM_MISFITS, MAX_NUM_TENANTS, MAX_RETRY_SECONDS, Queued
 from dragoman_controller.cell import Outcome
 from dragoman_controller.fleet import AgentState, Load
 from dragoman_controller.placer import Granted
@@ -350,3 +350,61 @@ def test_everything_is_forgotten_once_all_have_ended(bench: Any) -> None:
     assert len(bench.cell.ledger) == 0
     assert not admission._asks and not admission._waits and not admission._unused and not admission._queued_of_tenant
     assert bench.members["a"].load == Load()
+
+
+def test_ten_thousand_tenants_cost_a_dispatch_no_more_than_a_few_and_leave_nothing_behind(bench_of: Any) -> None:
+    bench = bench_of(Policy(default_tenant=TenantPolicy(max_running_requests=1), max_queued_requests=20_000))
+    bench.join("a", max_running=8, max_waiting=0)
+    tried = []
+    choose = bench.cell.placer._choose
+    bench.cell.placer._choose = lambda *args: tried.append(1) or choose(*args)
+    # Every tenant has one running where there is room, and one that waits; the 8 places are full.
+    for number in range(10_000):
+        bench.ask(tenant=f"t{number}")
+    assert bench.cell.admission._num_waiting("tiny") == 9_992 and len(tried) <= 10
+    # Wide requests that fit nowhere hold up at most so many tries.
+    for _ in range(30):
+        bench.ask(tenant="wide", num_choices=8)
+    del tried[:]
+    bench.beat("a", Load(running_requests=7))
+    assert len(tried) <= MAX_NUM_MISFITS + 2
+    bench.pass_time(31.0, beating=["a"])
+    admission = bench.cell.admission
+    assert not admission.has_waiting and not admission._queued_of_tenant and not admission._limited
+    bench.pass_time(12.0, beating=["a"])
+    bench.ask()
+    bench.pass_time(1.0, beating=["a"])
+    assert not admission._waits and len(admission._unused) <= 1 and len(admission._asked_at) <= MAX_NUM_TENANTS
+
+
+def test_a_tenant_at_its_limit_is_let_in_when_one_of_its_own_ends_or_the_policy_allows_more(bench_of: Any) -> None:
+    bench = bench_of(Policy(tenants={"t": TenantPolicy(max_running_requests=1)}))
+    bench.join(max_running=8)
+    first, second, third = (bench.ask(tenant="t") for _ in range(3))
+    granted(first)
+    assert isinstance(second[-1], Queued)
+    end(bench, first)
+    granted(second)
+    assert isinstance(third[-1], Queued)
+    bench.cell.policy.update(Policy(revision=bench.cell.policy.current.revision))
+    bench.beat("a", Load(running_requests=1))
+    granted(third)
+
+
+def test_the_last_places_are_kept_for_tenants_within_their_share(bench: Any) -> None:
+    bench.join(max_running=16, max_waiting=4)
+    bench.ask(tenant="small")
+    flood = [bench.ask(tenant="flood") for _ in range(30)]
+    bench.pass_time(1.0, beating=["a"])
+    running = sum(isinstance(answers[-1], Granted) for answers in flood)
+    # 16 places, one for the small tenant, and the reserve of two is not for the flood.
+    assert 12 <= running <= 13
+    granted(bench.ask(tenant="small"))
+    granted(bench.ask(tenant="new"))
+
+
+def test_one_tenant_alone_has_all_places(bench: Any) -> None:
+    bench.join(max_running=16, max_waiting=40)
+    asked = [bench.ask(tenant="only") for _ in range(60)]
+    # And of the agent's own queue what keeps it busy until the next beat is answered.
+    assert 18 <= sum(isinstance(answers[-1], Granted) for answers in asked) <= 24
