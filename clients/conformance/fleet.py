@@ -84,7 +84,7 @@ class Fleet:
         """Kills what was harmed, a frozen agent too; `start` puts others in their place."""
         for name in self._harmed:
             self._agents[name].process.kill()
-            await asyncio.to_thread(self._agents[name].process.wait)
+            await asyncio.to_thread(self._agents[name].stop)  # its pipe is closed too
         self._harmed.clear()
 
     async def stop(self) -> None:
