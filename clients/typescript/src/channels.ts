@@ -16,7 +16,8 @@ import { DragomanError, late } from "./errors.js";
 import type { Scope } from "./scope.js";
 
 const MAX_MESSAGE_BYTES = 16 << 20;
-// The library itself never gives up a server that takes the connection and says nothing.
+// The library itself never gives up a server that takes the connection and says nothing. It cannot be made to end that
+// connection either: it stays until the server speaks, or the kernel gives it up.
 const CONNECT_SECONDS = 5;
 
 const OPTIONS: ChannelOptions = {

@@ -71,6 +71,16 @@ export class Scope {
     return left;
   }
 
+  /** Waits for `done`, which does not fail; throws when the scope is over before. */
+  async wait(done: Promise<unknown>): Promise<void> {
+    const left = Math.min(this.remaining() ?? Infinity, MAX_TIMER_SECONDS);
+    const settled = new AbortController();
+    const signal = AbortSignal.any([this.signal, settled.signal]);
+    await Promise.race([done, sleep(left * 1000, undefined, { signal }).catch(() => undefined)]);
+    settled.abort();
+    this.remaining();
+  }
+
   /** Waits; throws when it is aborted before. */
   async sleep(seconds: number): Promise<void> {
     try {

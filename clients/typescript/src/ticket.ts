@@ -1,7 +1,6 @@
 /** Where a request may go: tickets from a controller, or one open agent that takes requests without. */
 
 import { createHash } from "node:crypto";
-import { setTimeout as sleep } from "node:timers/promises";
 
 import { type Client, status } from "@grpc/grpc-js";
 
@@ -76,7 +75,9 @@ export class ControllerAdmission implements Admission {
 
   async acquire(request: AcquireTicketRequest, scope: Scope): Promise<Grant> {
     // Until a ticket is back, asking again gives the same one.
-    await Promise.all(this.#releases);
+    if (this.#releases.size > 0) {
+      await scope.wait(Promise.all(this.#releases));
+    }
     const granted = await askController(
       this.#channels,
       this.#controllers,
@@ -95,10 +96,8 @@ export class ControllerAdmission implements Admission {
   }
 
   async close(): Promise<void> {
-    const limit = new AbortController();
-    const timer = sleep(RELEASE_SECONDS * 1000, undefined, { signal: limit.signal }).catch(() => undefined);
-    await Promise.race([Promise.all(this.#releases), timer]);
-    limit.abort();
+    const shortly = new Scope(this.#live, undefined, RELEASE_SECONDS);
+    await shortly.wait(Promise.all(this.#releases)).catch(() => undefined);
   }
 
   async #release({ token }: Ticket): Promise<void> {

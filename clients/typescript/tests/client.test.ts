@@ -3,11 +3,13 @@ import { test } from "node:test";
 
 import { status } from "@grpc/grpc-js";
 
+import { AcquireTicketRequest, Ticket } from "../gen/dragoman/v1/admission_service.js";
 import { Channels } from "../src/channels.js";
 import { Client } from "../src/client.js";
 import { Controllers } from "../src/controllers.js";
 import { isServiceError, TransportError } from "../src/errors.js";
 import { Scope, within } from "../src/scope.js";
+import { ControllerAdmission } from "../src/ticket.js";
 import { failed, hasReason, SilentServer } from "./helpers.js";
 
 const NOWHERE = { agent: "127.0.0.1:1" };
@@ -101,6 +103,23 @@ test("a server that takes the connection and says nothing is given up, and diall
     await assert.rejects(connecting, (error) => isServiceError(error) && error.code === status.UNAVAILABLE);
     assert.equal(server.numConnections, numConnections);
   }
+  channels.close();
+});
+
+test("a ticket that is slow on its way back holds nobody up who gives up", { timeout: 3000 }, async () => {
+  await using server = await SilentServer.start();
+  const live = new Set<Scope>();
+  const channels = new Channels(undefined);
+  const admission = new ControllerAdmission(channels, new Controllers(server.address), live);
+  admission.release(Ticket.fromPartial({}));
+  await server.met();
+  const late = new Scope(live, undefined, 0.05);
+  await assert.rejects(admission.acquire(AcquireTicketRequest.fromPartial({}), late), hasReason("deadline_exceeded"));
+  const left = new Scope(live, undefined, undefined);
+  const waiting = admission.acquire(AcquireTicketRequest.fromPartial({}), left);
+  left.abort(failed("cancelled"));
+  await assert.rejects(waiting, hasReason("cancelled"));
+  await admission.close();
   channels.close();
 });
 
