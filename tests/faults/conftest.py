@@ -15,8 +15,8 @@ import pytest
 from benchmarks.record import MIN_NUM_SAMPLES, make_record, save
 
 FULL = os.environ.get("DRAGOMAN_FAULTS") == "full"
-SHORT_FILES = ("test_f1_kill.py", "test_f16_tickets.py")
-UNITS = {"stall_p50": "s", "stall_p99": "s", "detect_seconds": "s"}
+SHORT_FILES = ("test_f1_kill.py", "test_f16_tickets.py", "test_device.py")
+UNITS = {"stall_p50": "s", "stall_p99": "s", "detect_seconds": "s", "exit_seconds": "s", "freed_seconds": "s"}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
