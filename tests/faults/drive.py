@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -107,9 +108,18 @@ async def undisturbed(readers: Readers, via: str, prompts: list[str], num_tokens
 
 
 async def disturb(
-    cell: Cell, via: str, prompts: list[str], num_tokens: int, fault: Callable[[str], Awaitable[None]]
+    cell: Cell,
+    via: str,
+    prompts: list[str],
+    num_tokens: int,
+    fault: Callable[[str], Awaitable[None]],
+    *,
+    is_noticed: bool = True,
 ) -> Run:
-    """Run the prompts twice, the second time with `fault(agent_id)` on the agent with most streams."""
+    """Run the prompts twice, the second time with `fault(agent_id)` on the agent with most streams.
+
+    `is_noticed`: the controller must see the agent leave; where it need not, `detect_seconds` is not a number.
+    """
     watch = FleetWatch()
     before = cell.gateway_metric("dragoman_resumes_total", result="ok")
     async with readers_of(cell) as readers:
@@ -131,7 +141,8 @@ async def disturb(
             await asyncio.gather(reading, watching, return_exceptions=True)
     by_gateway = cell.gateway_metric("dragoman_resumes_total", result="ok") - before
     num_resumed = by_gateway + sum(stream.num_resumes for stream in streams)
-    return Run(expected, streams, victims, agent_id, watch.noticed(agent_id, fault_time), num_resumed)
+    detect_seconds = watch.noticed(agent_id, fault_time) if is_noticed else math.nan
+    return Run(expected, streams, victims, agent_id, detect_seconds, num_resumed)
 
 
 def figures_of(run: Run) -> dict[str, float]:
