@@ -6,10 +6,8 @@ or from a later call.
 
 from __future__ import annotations
 
-import difflib
 import heapq
 import itertools
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,28 +15,19 @@ from typing import Protocol
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
-from dragoman_controller.candidates import Candidates
 from dragoman_controller.placer import Granted, Placer
 from dragoman_controller.poison import VERDICT_SECONDS, PoisonGuard
 from dragoman_controller.policy import Policy, PolicyStore
 from dragoman_controller.queue import Entry, FairQueue
 from dragoman_controller.quote import Quote
+from dragoman_controller.refusals import MIN_RETRY_SECONDS, SETTLE_SECONDS, check_served
 from dragoman_controller.requests import AdmissionRequest, Priority, validate
+from dragoman_controller.shares import Shares
 
-MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
 # So many waiting requests that fit nowhere are tried before those behind them; then what frees up is left to gather for them.
 MAX_NUM_MISFITS = 16
-# Places kept for tenants within their share while others want more than theirs: what chance alone makes the former ask for
-# at once goes with the square root of the places; never more than an eighth of them.
-RESERVED_ROOTS, MAX_RESERVED_SHARE = 1.75, 1 / 8
-# A tenant has its share for so long after it asked last; more tenants at once than this are served and not counted.
-TENANT_SECONDS = 30.0
-MAX_NUM_TENANTS = 16_384
 MAX_NUM_OVER_SHARE = 256
-_SHARES_SECONDS = 0.5
-# After its start a controller gives the agents this long to find it before it says that a model is unknown.
-SETTLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +94,7 @@ class Admission:
         # Tenants at their limit of running requests, and the models whose queues hold them.
         self._limited: dict[str, set[str]] = {}
         self._limited_under: Policy | None = None
-        # When each tenant asked last; and of a moment ago the sum of their shares, and the most that one runs a share.
-        self._asked_at: dict[str, float] = {}
-        self._num_shares, self._largest_use, self._shares_at = 0, 0.0, -math.inf
+        self._shares = Shares(placer, policy, clock)
         self._sequence = itertools.count()
         self._closed: DragomanError | None = None
 
@@ -126,8 +113,7 @@ class Admission:
             if self._closed is not None:
                 raise self._closed
             ask = _Ask(request, self._clock(), [listener])
-            if request.tenant in self._asked_at or len(self._asked_at) < MAX_NUM_TENANTS:
-                self._asked_at[request.tenant] = ask.arrived_at
+            self._shares.note(request.tenant, ask.arrived_at)
             if self._guard.check(request):
                 self._admit(ask)
             else:
@@ -139,7 +125,7 @@ class Admission:
     def quote(self, request: AdmissionRequest) -> tuple[Quote, str]:
         """The quote and the agent of a request, without a grant. Raises DragomanError where it would be refused."""
         validate(request, needs_id=False)
-        self._check_served(request)
+        check_served(self._placer, request, self._is_settled)
         quoted = self._placer.quote(request)
         if quoted is None:
             wait = self.predicted_wait(request.model, self._num_waiting(request.model))
@@ -211,6 +197,10 @@ class Admission:
         self._closed = error
 
     @property
+    def _is_settled(self) -> bool:
+        return self._clock() - self._started_at >= SETTLE_SECONDS
+
+    @property
     def has_waiting(self) -> bool:
         """Whether any request waits."""
         return any(self._queues.values())
@@ -250,7 +240,7 @@ class Admission:
 
     def _admit(self, ask: _Ask) -> None:
         request = ask.request
-        self._check_served(request)
+        check_served(self._placer, request, self._is_settled)
         queue = self._queues.get(request.model)
         if not queue and self._grant_now(ask):
             return
@@ -265,7 +255,7 @@ class Admission:
     def _grant_now(self, ask: _Ask) -> bool:
         """Grants where an agent has room and the tenant is within its limit."""
         request = ask.request
-        if self._is_at_limit(request.tenant) or self._must_leave_room(request.tenant, request.model):
+        if self._is_at_limit(request.tenant) or self._shares.must_leave_room(request.tenant, request.model):
             return False
         now = self._clock()
         granted = self._placer.grant(request, now - ask.arrived_at)
@@ -323,7 +313,7 @@ class Admission:
             if self._is_at_limit(entry.tenant):
                 queue.hold(entry)
                 self._limited.setdefault(entry.tenant, set()).add(model)
-            elif self._must_leave_room(entry.tenant, model):
+            elif self._shares.must_leave_room(entry.tenant, model):
                 queue.hold(entry)
                 over_share.append(entry.tenant)
             elif self._grant_now(entry.item):
@@ -338,33 +328,6 @@ class Admission:
     def _is_at_limit(self, tenant: str) -> bool:
         limit = self._policy.current.tenant(tenant).max_running_requests
         return limit > 0 and self._placer.num_running(tenant) >= limit
-
-    def _must_leave_room(self, tenant: str, model: str) -> bool:
-        """Whether only the places are left that are kept for tenants within their fair share of the running requests.
-
-        Without them a tenant that floods the cell would have every place as it comes free, and all others would wait.
-        """
-        candidates = self._placer.candidates(model)
-        if candidates is None or candidates.num_free > num_reserved(candidates.num_places):
-            return False
-        self._count_shares()
-        if self._num_shares <= self._policy.current.tenant(tenant).share:
-            return False  # nobody else asked lately
-        share = self._policy.current.tenant(tenant).share
-        # One that is over its share for a moment, and far below the largest, is not what the others suffer from.
-        fair = max(candidates.num_places / self._num_shares, self._largest_use / 2)
-        return self._placer.num_running(tenant) >= share * fair
-
-    def _count_shares(self) -> None:
-        now = self._clock()
-        if now - self._shares_at < _SHARES_SECONDS:
-            return
-        for name in [name for name, asked_at in self._asked_at.items() if now - asked_at > TENANT_SECONDS]:
-            del self._asked_at[name]
-        policy = self._policy.current
-        shares = {name: policy.tenant(name).share for name in self._asked_at}
-        self._shares_at, self._num_shares = now, sum(shares.values())
-        self._largest_use = max((self._placer.num_running(name) / share for name, share in shares.items()), default=0.0)
 
     def _release_tenant(self, tenant: str) -> None:
         """A tenant at its limit is not asked about again until one of its requests has ended, or the policy is new."""
@@ -408,75 +371,16 @@ class Admission:
         position = self._queues[ask.request.model].num_ahead(ask.entry)
         return Queued(position, self.predicted_wait(ask.request.model, position))
 
-    def _check_served(self, request: AdmissionRequest) -> None:
-        candidates = self._placer.candidates(request.model)
-        if candidates is None:
-            raise self._unknown_model(request.model)
-        _check_live(request.model, candidates)
-        longest = candidates.largest_context
-        if request.min_context_tokens() > longest:
-            raise DragomanError(
-                error_pb2.ERROR_REASON_CONTEXT_EXCEEDED,
-                f"the prompt has {request.prompt_tokens} tokens, and at least one more is to be generated; the longest "
-                f"context of {request.model!r} is {longest} tokens: shorten the prompt",
-                metadata={
-                    "param": "prompt_tokens",
-                    "prompt_tokens": str(request.prompt_tokens),
-                    "max_output_tokens": str(request.max_output_tokens),
-                    "limit": str(longest),
-                },
-            )
-
-    def _unknown_model(self, model: str) -> DragomanError:
-        served = self._placer.model_names()
-        if not served and self._clock() - self._started_at < SETTLE_SECONDS:
-            return DragomanError(
-                error_pb2.ERROR_REASON_NO_AGENT,
-                "the controller has just started and no agent has registered yet: ask again in 1 s",
-                retry_delay=MIN_RETRY_SECONDS,
-            )
-        close = difflib.get_close_matches(model, served, n=1, cutoff=0.5)
-        hint = f" did you mean {close[0]!r}?" if close else ""
-        listing = f"served are {', '.join(map(repr, served))}" if served else "no agent has registered"
-        return DragomanError(
-            error_pb2.ERROR_REASON_MODEL_NOT_SERVED,
-            f"no agent serves the model {model!r}: {listing}.{hint}",
-            metadata={"param": "model", "served": ",".join(served)},
-        )
-
     def _queue_full(self, request: AdmissionRequest, why: str) -> DragomanError:
         delay = _retry_delay(self.predicted_wait(request.model, self._num_waiting(request.model)))
         return DragomanError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{why}: ask again in {delay:.0f} s", retry_delay=delay)
 
     def _waited_too_long(self, ask: _Ask, now: float) -> DragomanError:
         try:
-            self._check_served(ask.request)
+            check_served(self._placer, ask.request, self._is_settled)
         except DragomanError as error:
             return error
         return self._queue_full(ask.request, f"no agent had room within {now - ask.arrived_at:.1f} s")
-
-
-def num_reserved(num_places: int) -> float:
-    """Places that a tenant over its share leaves free for the others."""
-    return min(MAX_RESERVED_SHARE * num_places, RESERVED_ROOTS * math.sqrt(num_places))
-
-
-def _check_live(model: str, candidates: Candidates) -> None:
-    """Raises MODEL_LOADING or NO_AGENT when no agent of the model may be given a request, full or not."""
-    if candidates.num_in_state("serving"):
-        return
-    if candidates.num_in_state("starting"):
-        raise DragomanError(
-            error_pb2.ERROR_REASON_MODEL_LOADING,
-            f"the agents of {model!r} are still loading it: ask again in 2 s",
-            retry_delay=2.0,
-        )
-    what = "draining" if candidates.num_in_state("draining") else "silent or gone"
-    raise DragomanError(
-        error_pb2.ERROR_REASON_NO_AGENT,
-        f"every agent of {model!r} is {what}: ask again in {MIN_RETRY_SECONDS:.0f} s, and look at the agents",
-        retry_delay=MIN_RETRY_SECONDS,
-    )
 
 
 def _retry_delay(predicted_wait: float) -> float:

@@ -17,7 +17,7 @@ from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placement import Choose, Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
 from dragoman_controller.quote import AgentQuotes, Features, Judgement, Quote, Quotes, Went
-from dragoman_controller.requests import BYTES_PER_TOKEN_GUESS, AdmissionRequest, Resume
+from dragoman_controller.requests import BYTES_PER_TOKEN_GUESS, AdmissionRequest, Resume, shape_of
 from dragoman_controller.tickets import USABLE_SECONDS, Bearer, Claims, Minted, TicketMinter
 from dragoman_controller.views import ServiceTimes, plan_of, view_of
 
@@ -295,7 +295,7 @@ class Placer:
             return None
         held = self._index.lookup(request.block_hashes) if request.block_hashes else {}
         cached = {agent_id: units * UNIT_TOKENS for agent_id, units in held.items()}
-        shape = _shape(request, self._prompt_tokens(request), candidates.largest_context)
+        shape = shape_of(request, self._prompt_tokens(request), candidates.largest_context)
         candidates.learn(shape)
         if request.resume is not None:
             other_plans = self._other_plans(request.resume, candidates)
@@ -342,7 +342,7 @@ class Placer:
             request.max_prompt_tokens(model.max_context_tokens),
             request.output_tokens(model.max_context_tokens),
             request.priority,
-            _deadline_ms(request.deadline_seconds),
+            request.deadline_budget_ms,
             (resume.origin_epoch, resume.attempt, resume.from_cursor) if resume else None,
         )
 
@@ -393,20 +393,3 @@ class Placer:
 
 def _model_of(member: Member, name: str) -> ModelSpec:
     return next(model for model in member.spec.models if model.name == name)
-
-
-def _shape(request: AdmissionRequest, prompt_tokens: int, largest_context: int) -> Shape:
-    """No request is taken for longer than any agent's context: an absurd claim must not weigh on an agent's view."""
-    min_context = request.min_context_tokens()
-    return Shape(
-        prompt_tokens=min(prompt_tokens, largest_context),
-        output_tokens=min(request.predicted_output_tokens(), largest_context),
-        num_choices=request.num_choices,
-        min_context_tokens=min_context,
-        wanted_context_tokens=min_context - 1 + max(request.max_output_tokens, 1),
-    )
-
-
-def _deadline_ms(seconds: float | None) -> int:
-    """The deadline of a ticket; 0 is none."""
-    return 0 if seconds is None else min(max(int(seconds * 1000), 1), (1 << 32) - 1)

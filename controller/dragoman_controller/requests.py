@@ -11,6 +11,7 @@ from dragoman.errors import DragomanError
 from dragoman.limits import MAX_NUM_CHOICES, MAX_RESUMES
 from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman.v1 import error_pb2
+from dragoman_controller.candidates import Shape
 
 MAX_ID_BYTES = 128
 DIGEST_BYTES = 32
@@ -93,6 +94,27 @@ class AdmissionRequest:
         """Tokens still to come in each choice, for the score; the same for every agent."""
         delivered = self.resume.from_cursor // self.num_choices if self.resume else 0
         return max((self.max_output_tokens or DEFAULT_OUTPUT_TOKENS) - delivered, 1)
+
+    @property
+    def deadline_budget_ms(self) -> int:
+        """The deadline of a ticket; 0 is none."""
+        seconds = self.deadline_seconds
+        return 0 if seconds is None else min(max(int(seconds * 1000), 1), (1 << 32) - 1)
+
+
+def shape_of(request: AdmissionRequest, prompt_tokens: int, largest_context: int) -> Shape:
+    """What placement needs of a request of `prompt_tokens`, as far as they are known.
+
+    No request is taken for longer than any agent's context: an absurd claim must not weigh on an agent's view.
+    """
+    min_context = request.min_context_tokens()
+    return Shape(
+        prompt_tokens=min(prompt_tokens, largest_context),
+        output_tokens=min(request.predicted_output_tokens(), largest_context),
+        num_choices=request.num_choices,
+        min_context_tokens=min_context,
+        wanted_context_tokens=min_context - 1 + max(request.max_output_tokens, 1),
+    )
 
 
 def validate(request: AdmissionRequest, needs_id: bool = True) -> None:

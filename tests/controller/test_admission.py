@@ -8,12 +8,13 @@ import pytest
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2, ticket_pb2
-from dragoman_controller.admission import MAX_NUM_MISFITS, MAX_NUM_TENANTS, MAX_RETRY_SECONDS, Queued
+from dragoman_controller.admission import MAX_NUM_MISFITS, MAX_RETRY_SECONDS, Queued
 from dragoman_controller.cell import Outcome
 from dragoman_controller.fleet import AgentState, Load
 from dragoman_controller.placer import Granted
 from dragoman_controller.policy import Policy, TenantPolicy
 from dragoman_controller.requests import Priority, Resume
+from dragoman_controller.shares import MAX_NUM_TENANTS
 
 
 def granted(answers: list[Any]) -> Granted:
@@ -374,7 +375,7 @@ def test_ten_thousand_tenants_cost_a_dispatch_no_more_than_a_few_and_leave_nothi
     bench.pass_time(12.0, beating=["a"])
     bench.ask()
     bench.pass_time(1.0, beating=["a"])
-    assert not admission._waits and len(admission._unused) <= 1 and len(admission._asked_at) <= MAX_NUM_TENANTS
+    assert not admission._waits and len(admission._unused) <= 1 and len(admission._shares.asked_at) <= MAX_NUM_TENANTS
 
 
 def test_a_tenant_at_its_limit_is_let_in_when_one_of_its_own_ends_or_the_policy_allows_more(bench_of: Any) -> None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from dragoman_controller.admission import Answer, num_reserved
+from dragoman_controller.admission import Answer
 from dragoman_controller.cell import Outcome
 from dragoman_controller.fleet import Load
 from dragoman_controller.placer import Granted
+from dragoman_controller.shares import num_reserved
 
 NUM_AGENTS, NUM_SLOTS, NUM_WAITING = 4, 64, 64
 NUM_TENANTS = 20
