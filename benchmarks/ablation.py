@@ -27,7 +27,7 @@ from dragoman_agent.pal.planner import plan_for
 from dragoman_agent.pal.switches import Switches
 
 BATCHES = (1, 8, 64, 256)
-PROMPT, OUTPUT = 128, 72
+PROMPT, OUTPUT = 128, 96
 WRONG_CARD = "rtx4060-laptop"
 KV_TOKENS = 160_000  # of each plan's arena: several are on the card at once
 
@@ -52,7 +52,7 @@ def run(core: EngineCore, batch: int, repeat: int) -> tuple[float, float]:
 
     run_all(core, requests(batch, repeat), on_step=note)
     most = max(tokens for _, tokens in frames)  # a plan may run fewer at once than are asked for
-    full = [(at, tokens) for at, tokens in frames if tokens == most]
+    full = [(at, tokens) for at, tokens in frames if 2 * tokens > most]
     gaps = sorted(b - a for (a, _), (b, _) in itertools.pairwise(full))
     return sum(tokens for _, tokens in full[1:]) / (full[-1][0] - full[0][0]), gaps[math.ceil(0.99 * len(gaps)) - 1]
 
