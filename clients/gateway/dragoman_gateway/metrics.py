@@ -7,6 +7,7 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from dragoman_cli.process import count_lost_records
 from dragoman_gateway import VERSION
 from dragoman_gateway.generation import Outcome
 
@@ -54,6 +55,7 @@ class GatewayMetrics:
         self.ignored = Counter(
             "dragoman_gateway_requests_with_ignored_params", "Requests with a field that was ignored", registry=r
         )
+        count_lost_records(r)
         build = Gauge("dragoman_build_info", "1, with the versions as labels", ["version", "python"], registry=r)
         build.labels(VERSION, platform.python_version()).set(1)
         for route in ROUTES:

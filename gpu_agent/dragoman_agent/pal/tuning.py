@@ -162,9 +162,13 @@ def _path(cache_dir: Path, fingerprint: str, kernels: str) -> Path:
 
 
 def _save(timings: Timings, cache_dir: Path) -> None:
-    """Write beside and rename, so that a reader sees a whole file."""
+    """Write beside and rename, so that a reader sees a whole file. A full or read-only disk costs the next start the time."""
     path = _path(cache_dir, timings.fingerprint, timings.kernel_hash)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8") as file:
-        file.write(timings.to_json())
-    os.replace(file.name, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            whole = Path(folder) / path.name
+            whole.write_text(timings.to_json(), encoding="utf-8")
+            os.replace(whole, path)
+    except OSError as error:
+        logger.warning("the kernels' times cannot be kept (%s); they will be taken again at the next start", error)
