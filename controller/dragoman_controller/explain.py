@@ -17,6 +17,7 @@ class PlacementRecord(NamedTuple):
     """One placement with everything it was decided from."""
 
     request_id: str
+    model: str
     shape: Shape
     snapshot: Snapshot
     cached_tokens: Mapping[str, int]

@@ -238,6 +238,7 @@ class Placer:
         self._placements.add(
             PlacementRecord(
                 request.request_id,
+                request.model,
                 shape,
                 snapshot,
                 placed.cached_tokens,

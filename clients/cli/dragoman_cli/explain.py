@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dragoman_cli.config import did_you_mean
 from dragoman_cli.console import make_console
+from dragoman_cli.explain_request import explain_request
 from dragoman_cli.failure import Failure
 from dragoman_cli.plan_text import newest, paragraph
 from dragoman_cli.planning import Request, plan_offline
@@ -19,6 +20,7 @@ from dragoman_cli.planning import Request, plan_offline
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 DEFAULT_AGENT = "127.0.0.1:50051"
+DEFAULT_CONTROLLER = "127.0.0.1:50050"
 
 
 @app.command()
@@ -36,10 +38,26 @@ def explain(
         int | None, typer.Option("--concurrency", min=1, max=4096, help="Requests at once of that plan.")
     ] = None,
     pal: Annotated[str, typer.Option("--pal", help="off: that plan as the one fixed configuration.")] = "on",
+    request_id: Annotated[
+        str, typer.Option("--request", help="Why this request went to its agent, by its id; asks the controller.")
+    ] = "",
+    controller: Annotated[
+        str,
+        typer.Option("--controller", envvar="DRAGOMAN_CONTROLLER", help="Address of the controller, for --request."),
+    ] = DEFAULT_CONTROLLER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     cache_dir: Annotated[Path | None, typer.Option("--cache-dir", help="Where models and profiles are kept.")] = None,
 ) -> None:
     """Explain the decisions of an agent, or of a plan, in plain words."""
+    if request_id:
+        if why or profile or model:
+            raise Failure(
+                "--request is about a placement, --why, --profile and --model are about a plan",
+                remedy="ask for one of the two",
+                exit_code=2,
+            )
+        explain_request(request_id, controller, as_json)
+        return
     offline = bool(profile or model)
     if offline and not model:
         raise Failure("--profile alone is no plan", "a plan is of a model", "add --model NAME", exit_code=2)

@@ -690,7 +690,13 @@ type ExplainPlacementResponse struct {
 	// Time in the controller's queue.
 	QueueTime *durationpb.Duration `protobuf:"bytes,5,opt,name=queue_time,json=queueTime,proto3" json:"queue_time,omitempty"`
 	// What was promised.
-	Quote         *LatencyQuote `protobuf:"bytes,6,opt,name=quote,proto3" json:"quote,omitempty"`
+	Quote *LatencyQuote `protobuf:"bytes,6,opt,name=quote,proto3" json:"quote,omitempty"`
+	// The model.
+	Model string `protobuf:"bytes,7,opt,name=model,proto3" json:"model,omitempty"`
+	// Prompt tokens, as far as they were known.
+	PromptTokens uint32 `protobuf:"varint,8,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	// Output tokens it was placed for, a choice.
+	OutputTokens  uint32 `protobuf:"varint,9,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -767,6 +773,27 @@ func (x *ExplainPlacementResponse) GetQuote() *LatencyQuote {
 	return nil
 }
 
+func (x *ExplainPlacementResponse) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ExplainPlacementResponse) GetPromptTokens() uint32 {
+	if x != nil {
+		return x.PromptTokens
+	}
+	return 0
+}
+
+func (x *ExplainPlacementResponse) GetOutputTokens() uint32 {
+	if x != nil {
+		return x.OutputTokens
+	}
+	return 0
+}
+
 // One agent as it was weighed.
 type PlacementCandidate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -782,8 +809,11 @@ type PlacementCandidate struct {
 	CachedTokens uint32 `protobuf:"varint,5,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
 	// Why it could not be chosen; empty where it could.
 	ExcludedBecause string `protobuf:"bytes,6,opt,name=excluded_because,json=excludedBecause,proto3" json:"excluded_because,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What it would take to fetch the prefix that another candidate holds instead of computing it, in seconds, by the agent's
+	// measured transfers; not a part of the sum. Unset where nothing is to be fetched, or it was never measured.
+	FetchSeconds  *float64 `protobuf:"fixed64,7,opt,name=fetch_seconds,json=fetchSeconds,proto3,oneof" json:"fetch_seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlacementCandidate) Reset() {
@@ -858,6 +888,13 @@ func (x *PlacementCandidate) GetExcludedBecause() string {
 	return ""
 }
 
+func (x *PlacementCandidate) GetFetchSeconds() float64 {
+	if x != nil && x.FetchSeconds != nil {
+		return *x.FetchSeconds
+	}
+	return 0
+}
+
 var File_dragoman_v1_fleet_service_proto protoreflect.FileDescriptor
 
 const file_dragoman_v1_fleet_service_proto_rawDesc = "" +
@@ -896,7 +933,7 @@ const file_dragoman_v1_fleet_service_proto_rawDesc = "" +
 	"\x06frozen\x18\x02 \x01(\bR\x06frozen\"8\n" +
 	"\x17ExplainPlacementRequest\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\"\xa5\x02\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\"\x85\x03\n" +
 	"\x18ExplainPlacementResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12?\n" +
@@ -907,14 +944,19 @@ const file_dragoman_v1_fleet_service_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x128\n" +
 	"\n" +
 	"queue_time\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tqueueTime\x12/\n" +
-	"\x05quote\x18\x06 \x01(\v2\x19.dragoman.v1.LatencyQuoteR\x05quote\"\xf4\x01\n" +
+	"\x05quote\x18\x06 \x01(\v2\x19.dragoman.v1.LatencyQuoteR\x05quote\x12\x14\n" +
+	"\x05model\x18\a \x01(\tR\x05model\x12#\n" +
+	"\rprompt_tokens\x18\b \x01(\rR\fpromptTokens\x12#\n" +
+	"\routput_tokens\x18\t \x01(\rR\foutputTokens\"\xb0\x02\n" +
 	"\x12PlacementCandidate\x12\x19\n" +
 	"\bagent_id\x18\x01 \x01(\tR\aagentId\x12#\n" +
 	"\rqueue_seconds\x18\x02 \x01(\x01R\fqueueSeconds\x12'\n" +
 	"\x0fprefill_seconds\x18\x03 \x01(\x01R\x0eprefillSeconds\x12%\n" +
 	"\x0edecode_seconds\x18\x04 \x01(\x01R\rdecodeSeconds\x12#\n" +
 	"\rcached_tokens\x18\x05 \x01(\rR\fcachedTokens\x12)\n" +
-	"\x10excluded_because\x18\x06 \x01(\tR\x0fexcludedBecause2\x93\x04\n" +
+	"\x10excluded_because\x18\x06 \x01(\tR\x0fexcludedBecause\x12(\n" +
+	"\rfetch_seconds\x18\a \x01(\x01H\x00R\ffetchSeconds\x88\x01\x01B\x10\n" +
+	"\x0e_fetch_seconds2\x93\x04\n" +
 	"\fFleetService\x12M\n" +
 	"\n" +
 	"ListAgents\x12\x1e.dragoman.v1.ListAgentsRequest\x1a\x1f.dragoman.v1.ListAgentsResponse\x12O\n" +
@@ -1003,6 +1045,7 @@ func file_dragoman_v1_fleet_service_proto_init() {
 	}
 	file_dragoman_v1_admission_service_proto_init()
 	file_dragoman_v1_agent_proto_init()
+	file_dragoman_v1_fleet_service_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -128,6 +128,8 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
                 f"no placement of request {request.request_id!r} is remembered: only the latest are, ask sooner",
                 metadata={"param": "request_id"},
             )
+        weighed = weigh(record)
+        most_cached = max((one.score.cached_tokens for one in weighed), default=0)
         candidates = [
             pb.PlacementCandidate(
                 agent_id=one.agent_id,
@@ -136,8 +138,9 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
                 decode_seconds=one.score.decode_seconds,
                 cached_tokens=one.score.cached_tokens,
                 excluded_because=one.excluded_because,
+                fetch_seconds=self._fetch_seconds(one.agent_id, record.model, most_cached - one.score.cached_tokens),
             )
-            for one in weigh(record)
+            for one in weighed
         ]
         response = pb.ExplainPlacementResponse(
             request_id=record.request_id,
@@ -145,9 +148,23 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
             chosen_agent_id=record.chosen_agent_id,
             reason=reason(record),
             queue_time=duration_of(record.queue_seconds),
+            model=record.model,
+            prompt_tokens=record.shape.prompt_tokens,
+            output_tokens=record.shape.output_tokens,
         )
         fill_quote(response.quote, record.quote)
         return response
+
+    def _fetch_seconds(self, agent_id: str, model: str, num_tokens: int) -> float | None:
+        """What the agent would take to fetch so many tokens of a prefix, by what it measured of late."""
+        member = self._cell.fleet.get(agent_id)
+        spec = next((one for one in member.spec.models if one.name == model), None) if member is not None else None
+        if member is None or spec is None or spec.kv is None or num_tokens <= 0:
+            return None
+        rate = member.load.kv_fetch_bytes_per_second
+        if rate <= 0:
+            return None
+        return member.load.kv_fetch_base_seconds + num_tokens * spec.kv.bytes_per_token / rate
 
     def _message(self, member: Member) -> pb.FleetMember:
         now = self._cell.clock()
@@ -161,7 +178,6 @@ class FleetServicer(pb_grpc.FleetServiceServicer):
         )
 
     def _remaining(self, member: Member) -> list[pb.RemainingStream]:
-        now = self._cell.clock()
         return [
             pb.RemainingStream(
                 request_id=grant.key[1] or grant.jti.hex(),

@@ -173,3 +173,22 @@ async def test_a_placement_that_is_not_remembered_is_an_error(clients: Any) -> N
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await clients.fleet.ExplainPlacement(request, timeout=5)
     assert from_rpc_error(raised.value).metadata["param"] == "request_id"
+
+
+async def test_an_explanation_says_what_fetching_the_prefix_would_take_instead(
+    clients: Any, join: Any, server: Any
+) -> None:
+    holder, other = await join("holder"), await join("other")
+    for agent in (holder, other):
+        model = agent.message.models[0]
+        model.kv_type, model.kv_layout, model.kv_bytes_per_token = "bfloat16", "a", 1000
+        await agent.register()
+        agent.load = agent_pb2.AgentLoad(kv_fetch_bytes_per_second=1e6, kv_fetch_base_seconds=0.5)
+    await eventually(lambda: all(m.load.kv_fetch_base_seconds and m.spec.models[0].kv for m in server.cell.fleet))
+    held = [11]
+    server.cell.apply_kv_events(server.cell.member("holder"), 1, held, (), True)
+    await clients.admission.AcquireTicket(ask("why", block_hashes=held), timeout=5)
+    explained = await clients.fleet.ExplainPlacement(fleet_service_pb2.ExplainPlacementRequest(request_id="why"))
+    fetch = {one.agent_id: one.fetch_seconds for one in explained.candidates if one.HasField("fetch_seconds")}
+    assert fetch == {"other": pytest.approx(0.5 + 64 * 1000 / 1e6)}
+    assert (explained.model, explained.prompt_tokens) == ("tiny", 100)

@@ -102,33 +102,41 @@ class ExplainPlacementRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainPlacementResponse(_message.Message):
-    __slots__ = ("request_id", "candidates", "chosen_agent_id", "reason", "queue_time", "quote")
+    __slots__ = ("request_id", "candidates", "chosen_agent_id", "reason", "queue_time", "quote", "model", "prompt_tokens", "output_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIME_FIELD_NUMBER: _ClassVar[int]
     QUOTE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     candidates: _containers.RepeatedCompositeFieldContainer[PlacementCandidate]
     chosen_agent_id: str
     reason: str
     queue_time: _duration_pb2.Duration
     quote: _admission_service_pb2.LatencyQuote
-    def __init__(self, request_id: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[PlacementCandidate, _Mapping]]] = ..., chosen_agent_id: _Optional[str] = ..., reason: _Optional[str] = ..., queue_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., quote: _Optional[_Union[_admission_service_pb2.LatencyQuote, _Mapping]] = ...) -> None: ...
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[PlacementCandidate, _Mapping]]] = ..., chosen_agent_id: _Optional[str] = ..., reason: _Optional[str] = ..., queue_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., quote: _Optional[_Union[_admission_service_pb2.LatencyQuote, _Mapping]] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class PlacementCandidate(_message.Message):
-    __slots__ = ("agent_id", "queue_seconds", "prefill_seconds", "decode_seconds", "cached_tokens", "excluded_because")
+    __slots__ = ("agent_id", "queue_seconds", "prefill_seconds", "decode_seconds", "cached_tokens", "excluded_because", "fetch_seconds")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
     cached_tokens: int
     excluded_because: str
-    def __init__(self, agent_id: _Optional[str] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., excluded_because: _Optional[str] = ...) -> None: ...
+    fetch_seconds: float
+    def __init__(self, agent_id: _Optional[str] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., excluded_because: _Optional[str] = ..., fetch_seconds: _Optional[float] = ...) -> None: ...
