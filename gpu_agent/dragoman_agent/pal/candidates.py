@@ -23,6 +23,7 @@ PROMPT_TOKENS = 1024  # of a usual prompt
 GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short side of a tensor core product
 FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
 _MAX_SHORTLIST = 8
+_MAX_NEAR = 4  # other numbers of splits with the best launch: how many are best is what a prediction tells least well
 _NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 64, 256)
 _TIMED_CHUNKS = (1024, 4096)
@@ -53,7 +54,7 @@ def contexts_of(model: ModelConfig) -> tuple[int, ...]:
 
 def decode_shortlist(times: KernelTimes, model: ModelConfig, page_size: int, batch: int) -> list[DecodeAttention]:
     """At most 8 launches of decode attention for `batch` sequences: each launch with its best split, the best first, and
-    the best one with half and twice as many splits. Empty where no launch fits the device.
+    the best one with the numbers of splits near its own. Empty where no launch fits the device.
     """
     scored = []
     contexts = contexts_of(model)
@@ -69,11 +70,17 @@ def decode_shortlist(times: KernelTimes, model: ModelConfig, page_size: int, bat
     scored = [entry for entry in scored if entry[0] < float("inf")]
     if not scored:
         return []
+    best_splits = scored[0][1].num_splits
     # Scores within a hundredth are equal: the first in the table is then as good a guess as any.
     least = min(score for score, _ in scored)
     scored.sort(key=lambda entry: math.floor(100 * (entry[0] / least - 1)))
-    best = [option for _, option in scored[: _MAX_SHORTLIST - 2]]
-    near = [splits for splits in (best[0].num_splits // 2, best[0].num_splits * 2) if splits in DECODE_SPLITS]
+    around = [
+        splits for splits in DECODE_SPLITS if best_splits // 8 <= splits <= best_splits * 4 and splits != best_splits
+    ]
+    near = sorted(around, key=lambda splits: abs(splits.bit_length() - best_splits.bit_length()))[
+        : _MAX_NEAR if best_splits > 1 else 1
+    ]
+    best = [option for _, option in scored[: _MAX_SHORTLIST - len(near)]]
     return [*best, *(replace(best[0], num_splits=splits) for splits in near)]
 
 

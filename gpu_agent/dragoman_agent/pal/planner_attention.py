@@ -220,6 +220,9 @@ def _choose_burst(
             maker.times, model, page_size, plain, batch, usual, batch
         )
         more = (replace(plain, num_splits=splits) for splits in DECODE_SPLITS if splits > plain.num_splits)
+        if _is_timed(maker, page_size, plain, usual):
+            # What more parts cost is known: a prediction is no ground to leave the launch that was measured best.
+            more = (one for one in more if _is_timed(maker, page_size, one, usual))
         options = [plain, *(one for one in more if _extra_seconds(maker, page_size, one, plain, usual) <= allowed)]
         costs = [_mixed_seconds(maker, page_size, option, batch, usual, longest) for option in options]
         best = min(range(len(options)), key=lambda index: costs[index])
@@ -243,6 +246,11 @@ def _choose_burst(
         profile_inputs(maker.profile, "scheduling.phase", "compute.multiprocessors", "memory.read_bandwidth"),
         candidates, burst_seconds if chosen else plain_seconds, unit="s",
     )  # fmt: skip
+
+
+def _is_timed(maker: Maker, page_size: int, option: DecodeAttention, context: int) -> bool:
+    call = step_cost.decode_attention_call(maker.model, page_size, option, option.max_batch, context)
+    return maker.times.measured(call) is not None
 
 
 def _extra_seconds(
