@@ -146,6 +146,18 @@ def test_a_busy_agent_is_passed_over_for_an_idle_one_and_the_explanation_says_so
     assert reason(record).startswith("idle finishes first; ") and "next is busy" in reason(record)
 
 
+def test_the_predicted_rest_of_a_request_runs_down_and_follows_what_was_observed(bench: Any) -> None:
+    bench.join()
+    granted = grant_of(bench.ask(max_output_tokens=100))
+    (grant,) = bench.cell.ledger.open_grants("a", 1)
+    begun = bench.cell.remaining_seconds(grant)
+    assert begun == pytest.approx(granted.quote.finish.expected)
+    bench.now += begun / 2
+    assert bench.cell.remaining_seconds(grant) == pytest.approx(begun / 2)
+    bench.now += 10 * begun
+    assert bench.cell.remaining_seconds(grant) == grant.tpot_seconds, "one that is late has a token to go"
+
+
 def test_placements_are_a_bounded_ring(bench: Any) -> None:
     bench.join()
     bench.ask("r")

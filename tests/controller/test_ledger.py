@@ -99,10 +99,6 @@ def test_the_end_of_a_life_closes_its_grants_only() -> None:
     assert [one.jti for one in ledger.open_grants("a", 2)] == [b"y"]
 
 
-def test_the_predicted_rest_runs_down_to_0() -> None:
-    one = grant("x", at=1.0)
-
-
 @given(st.lists(st.tuples(st.sampled_from(["add", "end", "drop", "sweep"]), st.integers(0, 9)), max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_whatever_happens_nothing_is_left_once_all_have_ended(steps: list[tuple[str, int]]) -> None:

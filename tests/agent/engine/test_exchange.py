@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_a_prefix_from_another_engine_gives_the_same_tokens(lab_of: Any) -> None
     expected, _ = outcome(source, start("a"))
     blocks = exported(source).blocks
     assert len(blocks) == 12 and [unit[:8] for block in blocks for unit in block.units] == UNITS
-    assert blocks[0].parent == b"" and all(b.parent == a.digest for a, b in zip(blocks, blocks[1:], strict=False))
+    assert blocks[0].parent == b"" and all(b.parent == a.digest for a, b in itertools.pairwise(blocks))
     before = target.core.scheduler.pool.num_free
     assert answers(target, ImportBlocks("x", blocks)) == [BlocksImported("x", 12, 0)]
     assert target.core.scheduler.pool.num_free == before, "what came in is cached and idle, not taken"
