@@ -40,6 +40,7 @@ class Queued:
 
 Answer = Granted | Queued | DragomanError
 Listener = Callable[[Answer], None]
+Key = tuple[str, str, int]
 
 
 class Observer(Protocol):
@@ -85,12 +86,14 @@ class Admission:
         self._observer = observer
         self._clock = clock
         self._started_at = clock()
-        self._asks: dict[tuple[str, str, int], _Ask] = {}
+        self._asks: dict[Key, _Ask] = {}
+        self._keys: dict[str, list[Key]] = {}
+        """Keys of the asks by request id: mostly one."""
         self._queues: dict[str, FairQueue[_Ask]] = {}
         self._queued_of_tenant: Counter[str] = Counter()
         self._waits: list[tuple[float, int, _Ask]] = []
         # Grants in the order in which their tickets run out: all have the same time.
-        self._unused: deque[tuple[float, tuple[str, str, int]]] = deque()
+        self._unused: deque[tuple[float, Key]] = deque()
         # Tenants at their limit of running requests, and the models whose queues hold them.
         self._limited: dict[str, set[str]] = {}
         self._limited_under: Policy | None = None
@@ -138,7 +141,7 @@ class Admission:
 
     def abandon(self, request_id: str, tenant: str | None = None) -> None:
         """The caller no longer wants it: out of the queue, or its ticket is returned."""
-        for key in [k for k in self._asks if k[1] == request_id and tenant in (None, k[0])]:
+        for key in [key for key in self._keys.get(request_id, ()) if tenant in (None, key[0])]:
             self._drop(self._asks[key])
 
     def detach(self, request: AdmissionRequest, listener: Listener) -> None:
@@ -150,12 +153,12 @@ class Admission:
         if not ask.listeners and ask.granted is None:
             self._drop(ask)
 
-    def forget(self, key: tuple[str, str, int]) -> None:
+    def forget(self, key: Key) -> None:
         """The request ended: asking for its id again is a new request."""
         self._release_tenant(key[0])
         ask = self._asks.get(key)
         if ask is not None and ask.granted is not None:
-            del self._asks[key]
+            self._unlist(key)
 
     def dispatch(self, models: Iterable[str]) -> None:
         """Gives waiting requests of these models the room that has come free."""
@@ -172,7 +175,7 @@ class Admission:
             key = self._unused.popleft()[1]
             ask = self._asks.get(key)
             if ask is not None and ask.granted is not None and ask.granted.usable_until <= now:
-                del self._asks[key]
+                self._unlist(key)
         while self._waits and self._waits[0][0] <= now:
             ask = heapq.heappop(self._waits)[2]
             if ask.granted is None and self._asks.get(ask.request.key) is ask:
@@ -227,7 +230,7 @@ class Admission:
                 metadata={"param": "request_id"},
             )
         if ask.granted is not None and ask.granted.usable_until <= self._clock():
-            del self._asks[request.key]
+            self._unlist(request.key)
             return None
         return ask
 
@@ -262,7 +265,7 @@ class Admission:
         if granted is None:
             return False
         ask.granted = granted
-        self._asks[request.key] = ask
+        self._list(ask)
         self._unused.append((granted.usable_until, request.key))
         request.block_hashes = ()  # they were placed by; nothing else of a request is as large
         self._observer.ticket("granted")
@@ -291,7 +294,7 @@ class Admission:
         cost = self._placer.uncached_tokens(request)
         ask.entry = queue.push(ask, request.priority, request.tenant, cost, tenant.share)
         self._queued_of_tenant[request.tenant] += 1
-        self._asks[request.key] = ask
+        self._list(ask)
         heapq.heappush(self._waits, (ask.arrived_at + wait, next(self._sequence), ask))
 
     def _dispatch(self, queue: FairQueue[_Ask], model: str) -> None:
@@ -334,6 +337,19 @@ class Admission:
         for model in self._limited.pop(tenant, ()):
             self._queues[model].release(tenant)
 
+    def _list(self, ask: _Ask) -> None:
+        key = ask.request.key
+        if key not in self._asks:
+            self._keys.setdefault(key[1], []).append(key)
+        self._asks[key] = ask
+
+    def _unlist(self, key: Key) -> None:
+        if self._asks.pop(key, None) is not None:
+            keys = self._keys[key[1]]
+            keys.remove(key)
+            if not keys:
+                del self._keys[key[1]]
+
     def _left_queue(self, ask: _Ask) -> None:
         ask.entry = None
         tenant = ask.request.tenant
@@ -342,7 +358,7 @@ class Admission:
             del self._queued_of_tenant[tenant]
 
     def _drop(self, ask: _Ask) -> None:
-        self._asks.pop(ask.request.key, None)
+        self._unlist(ask.request.key)
         if ask.entry is not None:
             self._queues[ask.request.model].remove(ask.entry)
             self._left_queue(ask)
@@ -354,7 +370,7 @@ class Admission:
             self.dispatch([ask.request.model])
 
     def _refuse(self, ask: _Ask, error: DragomanError) -> None:
-        self._asks.pop(ask.request.key, None)
+        self._unlist(ask.request.key)
         if ask.entry is not None:
             self._queues[ask.request.model].remove(ask.entry)
             self._left_queue(ask)

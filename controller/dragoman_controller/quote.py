@@ -21,7 +21,7 @@ MAX_NUM_RATIOS = 128
 # Weights follow at most so many observations a second of one agent: more would cost time and teach nothing new.
 _MIN_LEARN_SECONDS = 0.05
 # The pace is a mean over so many outcomes, and begins as if so many had been as the step model says.
-_PACE_OUTCOMES, _PRIOR_OUTCOMES = 500, 10
+_PACE_OUTCOMES, _PRIOR_OUTCOMES = 500, 4
 _MAX_LOG_PACE = math.log(32.0)
 _MIN_SECONDS = 1e-6
 

@@ -10,7 +10,7 @@ from dragoman_controller.policy import PolicyStore
 
 # Places kept for tenants within their share while others want more than theirs: what chance alone makes the former ask for
 # at once goes with the square root of the places; never more than an eighth of them.
-RESERVED_ROOTS, MAX_RESERVED_SHARE = 1.75, 1 / 8
+RESERVED_ROOTS, MAX_RESERVED_SHARE = 2.0, 1 / 8
 # A tenant has its share for so long after it asked last; more tenants at once than this are served and not counted.
 TENANT_SECONDS = 30.0
 MAX_NUM_TENANTS = 16_384

@@ -13,6 +13,9 @@ from dragoman_controller.requests import DEFAULT_OUTPUT_TOKENS
 # A beat every 0.2 s, and the way of a ticket to the agent.
 _ROUND_TRIP_SECONDS = 0.3
 _MIN_NUM_AHEAD = 2
+# Slots come free by chance: nine in ten waits for one are shorter than this many times the mean wait (ln 10), and a request
+# is placed by what it can rely on.
+_SLOT_CAUTION = 2.3
 _EXCLUSIONS = {
     AgentState.STARTING: "it is still loading the model",
     AgentState.DRAINING: "it is draining",
@@ -81,7 +84,7 @@ def view_of(
         num_slots=model.num_slots,
         num_running=num_running,
         mean_context_tokens=mean_context,
-        queue_seconds=slot_seconds + pace * (backlog_seconds + modelled_step),
+        queue_seconds=_SLOT_CAUTION * slot_seconds + pace * (backlog_seconds + modelled_step),
         max_running_requests=model.max_running_requests,
         steps=model.steps,
         row=model.steps.row(min(num_running + 1, model.max_running_requests)),

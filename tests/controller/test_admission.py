@@ -349,7 +349,13 @@ def test_everything_is_forgotten_once_all_have_ended(bench: Any) -> None:
         bench.pass_time(41.0, beating=["a"])
     admission = bench.cell.admission
     assert len(bench.cell.ledger) == 0
-    assert not admission._asks and not admission._waits and not admission._unused and not admission._queued_of_tenant
+    assert (
+        not admission._asks
+        and not admission._keys
+        and not admission._waits
+        and not admission._unused
+        and not admission._queued_of_tenant
+    )
     assert bench.members["a"].load == Load()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
@@ -15,6 +15,10 @@ from dragoman_controller.cell import Cell
 from dragoman_controller.placer import Granted
 from dragoman_controller.requests import AdmissionRequest
 from dragoman_controller.rpc.convert import admission_request, fill_granted, fill_quote
+
+# Requests decided in one turn of the loop, and answers that may wait for their gateway to read.
+MAX_BATCH = 256
+MAX_NUM_UNSENT = 4096
 
 
 class AdmissionServicer(pb_grpc.AdmissionServiceServicer):
@@ -90,19 +94,34 @@ class _AdmitStream:
         self.waiting: dict[_Listener, None] = {}
         self.wake = asyncio.Event()
         self.finished = False
+        self._is_read = asyncio.Event()  # a gateway that does not read its answers is not read either
+        self._listeners_of: dict[str, list[_Listener]] = {}
 
     async def read(self, requests: AsyncIterator[pb.AdmitRequest]) -> None:
         try:
             async for batch in requests:
-                self.take_batch(batch)
+                # Others are heard between the parts of a message, however long it is.
+                for start in range(0, len(batch.requests), MAX_BATCH):
+                    self.take_requests(batch.requests[start : start + MAX_BATCH])
+                    await self._next_turn()
+                for start in range(0, len(batch.abandoned_request_ids), MAX_BATCH):
+                    for request_id in batch.abandoned_request_ids[start : start + MAX_BATCH]:
+                        self._abandon(request_id)
+                    await self._next_turn()
         finally:
             self.finished = True
             self.wake.set()
 
-    def take_batch(self, batch: pb.AdmitRequest) -> None:
+    async def _next_turn(self) -> None:
+        while len(self.answers) > MAX_NUM_UNSENT:
+            self._is_read.clear()
+            await self._is_read.wait()
+        await asyncio.sleep(0)
+
+    def take_requests(self, messages: Iterable[pb.AcquireTicketRequest]) -> None:
         """Decides on every request of a batch."""
         requests = []
-        for message in batch.requests:
+        for message in messages:
             try:
                 requests.append(admission_request(message))
             except DragomanError as error:
@@ -110,12 +129,11 @@ class _AdmitStream:
         submit = self._cell.admission.submit
         for request in requests:
             submit(request, _Listener(self, request))
-        for request_id in batch.abandoned_request_ids:
-            self._abandon(request_id)
 
     def take_answer(self) -> pb.AdmitResponse:
         """The message with everything answered so far."""
         answers, self.answers = self.answers, []
+        self._is_read.set()
         response = pb.AdmitResponse()
         for request_id, answer in answers:
             admission = response.admissions.add()
@@ -140,9 +158,23 @@ class _AdmitStream:
         self.answers.append((request_id, answer))
         self.wake.set()
 
+    def wait_for(self, listener: _Listener) -> None:
+        """Another answer follows."""
+        if listener not in self.waiting:
+            self.waiting[listener] = None
+            self._listeners_of.setdefault(listener.request.request_id, []).append(listener)
+
+    def is_answered(self, listener: _Listener) -> None:
+        """Nothing follows."""
+        if self.waiting.pop(listener, self) is not self:
+            listeners = self._listeners_of[listener.request.request_id]
+            listeners.remove(listener)
+            if not listeners:
+                del self._listeners_of[listener.request.request_id]
+
     def _abandon(self, request_id: str) -> None:
-        for listener in [one for one in self.waiting if one.request.request_id == request_id]:
-            del self.waiting[listener]
+        for listener in list(self._listeners_of.get(request_id, ())):
+            self.is_answered(listener)
         self._cell.admission.abandon(request_id)
 
 
@@ -157,7 +189,7 @@ class _Listener:
 
     def __call__(self, answer: Answer) -> None:
         if isinstance(answer, Queued):
-            self._stream.waiting[self] = None
+            self._stream.wait_for(self)
         elif self._stream.waiting:
-            self._stream.waiting.pop(self, None)
+            self._stream.is_answered(self)
         self._stream.answer(self.request.request_id, answer)

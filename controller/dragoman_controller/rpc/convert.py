@@ -18,6 +18,13 @@ from dragoman_controller.steps import StepTable
 
 _PRIORITIES = {0: Priority.STANDARD, 1: Priority.INTERACTIVE, 2: Priority.STANDARD, 3: Priority.BATCH}
 _MAX_DURATION_SECONDS = 1e9
+# What is believed of an agent: far beyond any there is, and far from what would make arithmetic with it go wrong.
+MAX_NUM_MODELS = 64
+MAX_GRID_TIMES = 4096
+MAX_CONTEXT_TOKENS = 1 << 24
+MAX_NUM_SLOTS = 1 << 20
+_MAX_NUMBER = 1e15
+_MAX_MONOTONIC_MS = 1 << 62
 _STATES = {int(state): state for state in AgentState}
 
 
@@ -96,7 +103,9 @@ def _fill_duration(message: Duration, seconds: float) -> None:
 
 
 def agent_spec(message: agent_pb2.Agent) -> AgentSpec:
-    """The agent of a message. Raises INVALID_REQUEST where its step model is not one."""
+    """The agent of a message. Raises INVALID_REQUEST for numbers that no device has: others are placed by them."""
+    if len(message.models) > MAX_NUM_MODELS:
+        raise invalid("agent.models", f"agent.models has {len(message.models)}, at most {MAX_NUM_MODELS} are allowed")
     chosen = next((candidate.device for candidate in message.devices if candidate.chosen), None)
     return AgentSpec(
         agent_id=message.agent_id,
@@ -107,16 +116,34 @@ def agent_spec(message: agent_pb2.Agent) -> AgentSpec:
     )
 
 
-def _model_spec(message: agent_pb2.ServedModel) -> ModelSpec:
+def _step_table(message: agent_pb2.ServedModel) -> StepTable:
     try:
-        steps = StepTable(StepModel.from_proto(message.step_model))
+        model = StepModel.from_proto(message.step_model)
     except ValueError as error:
         raise invalid(
             "agent.models.step_model", f"the step model of {message.model!r} is not usable: {error}"
         ) from None
+    numbers = (*model.decode_seconds_grid, model.prefill_tokens_per_second, model.prefill_base_seconds)
+    if len(numbers) > MAX_GRID_TIMES or not all(0.0 <= number <= _MAX_NUMBER for number in numbers):
+        raise invalid(
+            "agent.models.step_model",
+            f"the step model of {message.model!r} is not usable: its times must be 0 or more and finite, {MAX_GRID_TIMES} "
+            "of them at most",
+        )
+    return StepTable(model)
+
+
+def _model_spec(message: agent_pb2.ServedModel) -> ModelSpec:
+    steps = _step_table(message)
     context = message.max_context_tokens
     if message.kv_block_count and message.kv_block_tokens:
         context = min(context, message.kv_block_count * message.kv_block_tokens)
+    if context > MAX_CONTEXT_TOKENS or message.max_running_requests > MAX_NUM_SLOTS:
+        raise invalid(
+            "agent.models",
+            f"model {message.model!r} has a context of {context} tokens and {message.max_running_requests} running requests: "
+            f"at most {MAX_CONTEXT_TOKENS} and {MAX_NUM_SLOTS} are believed",
+        )
     return ModelSpec(
         name=message.model,
         digest=message.model_digest,
@@ -140,7 +167,10 @@ def agent_state(number: int) -> AgentState:
 
 
 def load_of(message: agent_pb2.AgentLoad) -> Load:
-    """The load of a message."""
+    """The load of a message. Raises INVALID_REQUEST for numbers that are none."""
+    numbers = message.step_seconds, message.kv_fetch_bytes_per_second, message.kv_fetch_base_seconds
+    if not all(0.0 <= number <= _MAX_NUMBER for number in numbers):
+        raise invalid("load", f"the load has a number that is below 0 or not finite among {numbers}")
     return Load(
         waiting_requests=message.waiting_requests,
         running_requests=message.running_requests,
@@ -154,6 +184,13 @@ def load_of(message: agent_pb2.AgentLoad) -> Load:
         kv_fetch_bytes_per_second=message.kv_fetch_bytes_per_second,
         kv_fetch_base_seconds=message.kv_fetch_base_seconds,
     )
+
+
+def monotonic_ms(value: int) -> int:
+    """An agent's clock. Raises INVALID_REQUEST for one that tickets could not be dated by."""
+    if value > _MAX_MONOTONIC_MS:
+        raise invalid("agent_monotonic_ms", f"agent_monotonic_ms is {value}: no machine has been up for so long")
+    return value
 
 
 def load_message(member: Member, now: float) -> agent_pb2.AgentLoad:

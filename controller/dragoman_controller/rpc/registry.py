@@ -19,6 +19,7 @@ from dragoman_controller.rpc.convert import (
     command_result,
     controller_messages,
     load_of,
+    monotonic_ms,
     outcome_of,
 )
 
@@ -34,7 +35,7 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
         """Makes an agent a member and hands out its keys."""
         spec = agent_spec(request.agent)
         check_identity(context, spec.agent_id)
-        member = self._cell.register(spec, request.epoch, request.agent_monotonic_ms)
+        member = self._cell.register(spec, request.epoch, monotonic_ms(request.agent_monotonic_ms))
         newest, *older = self._cell.minter.agent_keys(member.agent_id, member.epoch)
         return pb.RegisterAgentResponse(
             lease_id=member.lease_id,
@@ -63,7 +64,7 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
                     member,
                     agent_state(request.state),
                     load_of(request.load),
-                    request.agent_monotonic_ms,
+                    monotonic_ms(request.agent_monotonic_ms),
                     [outcome_of(outcome) for outcome in request.outcomes],
                     [command_result(result) for result in request.command_results],
                 )
