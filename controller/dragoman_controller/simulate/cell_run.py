@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_RESUMES
-from dragoman.retry import RetryPolicy, may_pass
+from dragoman.pursuit import Pursuit
+from dragoman.retry import RetryPolicy, Step
 from dragoman.v1 import error_pb2
 from dragoman_controller.admission import Answer, Queued
 from dragoman_controller.candidates import Shape
@@ -33,7 +33,7 @@ from dragoman_controller.simulate.workload import NO_PREFIX, Workload, prefix_un
 from dragoman_controller.tickets import CellKey
 
 MODEL = "simulated"
-# A controller that is started anew is away for this long.
+# A controller that is started anew is away for this long: less than a gateway waits before it turns requests away.
 RESTART_SECONDS = 1.0
 # An agent to which nothing came and of which nothing ended is heard this often: its beat would say nothing new.
 QUIET_BEAT_SECONDS = 1.0
@@ -43,6 +43,10 @@ _CLIENT = RetryPolicy()
 _KEY = CellKey(1, bytes(32))
 _PRIORITIES = {int(priority): priority for priority in Priority}
 _Event = Callable[[Any], None]
+
+
+def _lost(agent_id: str) -> DragomanError:
+    return DragomanError(error_pb2.ERROR_REASON_AGENT_LOST, f"{agent_id} is gone")
 
 
 def _busy(agent_id: str) -> DragomanError:
@@ -84,10 +88,9 @@ class CellRun:
         self._sequence = 0
         self._num_running = self._num_queued = 0
         self._unanswered: dict[int, Stream] = {}
-        self._cut_at: dict[int, float] = {}
         self._restarts = 0
         self._cell: Cell | None = None
-        self._start_controller(None)
+        self._start_controller()
         spacing = settings.beat_seconds / len(self._seats)
         self._beats = deque((index * spacing, seat) for index, seat in enumerate(self._seats.values()))
         for seat in self._seats.values():
@@ -159,9 +162,9 @@ class CellRun:
 
     def _ask(self, stream: Stream) -> None:
         if self._cell is None:
-            self._ask_later(stream, None)
+            # As a gateway does: the request is held until a controller is there again.
+            self._unanswered[stream.number] = stream
             return
-        stream.asked_at = self.now
         resume = None
         if stream.origin is not None:
             resume = Resume(*stream.origin, stream.attempt, stream.delivered)
@@ -196,7 +199,7 @@ class CellRun:
                 self.tally.max_num_queued = max(self.tally.max_num_queued, self._num_queued)
         else:
             self._left_queue(stream)
-            self._ask_later(stream, answer)
+            self._failed(stream, answer)
 
     def _left_queue(self, stream: Stream) -> None:
         self._unanswered.pop(stream.number, None)
@@ -204,20 +207,23 @@ class CellRun:
             stream.queued = False
             self._num_queued -= 1
 
-    def _ask_later(self, stream: Stream, error: DragomanError | None) -> None:
-        """As the client's policy says; gives up where that does."""
-        stream.num_failures += 1
-        cut_at = self._cut_at.get(stream.number)
-        patient = stream.num_failures < _CLIENT.max_attempts
-        if error is None:
-            patient = self.now - stream.asked_at < _CLIENT.refused_patience_seconds
-        if cut_at is not None:
-            patient = self.now - cut_at < _CLIENT.resume_patience_seconds
-        if not patient or (error is not None and not may_pass(error, resuming=cut_at is not None)):
-            self._end(stream, End.LOST if cut_at is not None else End.REFUSED)
+    def _failed(self, stream: Stream, error: DragomanError, *, accepted: bool = False) -> None:
+        """Asks again or goes on elsewhere where the client would; `accepted`: an agent had taken it."""
+        pursuit = stream.pursuit
+        if pursuit is None:
+            pursuit = stream.pursuit = Pursuit(_CLIENT, self._rng)
+        if accepted:
+            pursuit.started()
+        decision = pursuit.failed(error, accepted=accepted, has_origin=stream.origin is not None, now=self.now)
+        if decision.step is Step.GIVE_UP:
+            self._end(stream, End.LOST if stream.origin is not None else End.REFUSED)
             return
-        self.tally.counts["retries"] += 1
-        self._at(self.now + _CLIENT.delay(stream.num_failures, error, self._rng), self._ask, stream)
+        if decision.step is Step.RESUME:
+            stream.attempt += 1
+            self.tally.counts["resumes"] += 1
+        else:
+            self.tally.counts["retries"] += 1
+        self._at(self.now + decision.delay_seconds, self._ask, stream)
 
     def _accept(self, going: tuple[Stream, Ticket]) -> None:
         """The request reaches the agent of a ticket, which has the final word."""
@@ -228,7 +234,6 @@ class CellRun:
         stream.output_tokens = min(stream.output_tokens, seat.profile.max_context_tokens - stream.prompt_tokens)
         if agent.epoch == ticket.epoch and agent.offer(stream, self.now):
             stream.jti = ticket.jti
-            stream.num_failures = 0
             seat.has_news = True
             self._num_running += 1
             self.tally.max_num_running = max(self.tally.max_num_running, self._num_running)
@@ -241,24 +246,20 @@ class CellRun:
         if fallback is not None and fallback is not ticket:
             self._at(self.now + 2 * self._settings.network_seconds, self._accept, (stream, fallback))
         elif not agent.is_alive:
-            self._cut(stream, agent, stream.delivered)
+            stream.origin = agent.agent_id, agent.epoch
+            self._failed(stream, _lost(agent.agent_id))
         else:
-            self._ask_later(stream, _busy(ticket.agent_id))
+            self._failed(stream, _busy(ticket.agent_id))
 
     def _cut(self, stream: Stream, agent: SimulatedAgent, delivered: int) -> None:
         """Its agent is gone: the client goes on at another, from what it has."""
+        if stream.pursuit is not None and delivered > stream.delivered:
+            stream.pursuit.flowed()
         stream.delivered, stream.origin = delivered, (agent.agent_id, agent.epoch)
-        stream.attempt += 1
-        self._cut_at.setdefault(stream.number, self.now)
-        if stream.attempt > MAX_RESUMES:
-            self._end(stream, End.LOST)
-            return
-        self.tally.counts["resumes"] += 1
-        self._at(self.now + _CLIENT.delay(1, None, self._rng), self._ask, stream)
+        self._failed(stream, _lost(agent.agent_id), accepted=True)
 
     def _end(self, stream: Stream, end: End) -> None:
         stream.end = end
-        self._cut_at.pop(stream.number, None)
         self.tally.ended(stream, self.now)
 
     # The agents.
@@ -345,18 +346,22 @@ class CellRun:
             seat.leave(self._cell)
 
     def _stop_controller(self) -> None:
-        """Grants and queue are lost with it; streams go on. Who waited for an answer asks again."""
-        waiting = list(self._unanswered.values())
+        """Grants and queue are lost with it; streams go on. Who waits for an answer asks the next one."""
         self._restarts += 1
         self._cell = None
         for seat in self._seats.values():
             seat.forget_controller()
+        self._at(self.now + RESTART_SECONDS, self._come_back, None)
+
+    def _come_back(self, _: None) -> None:
+        self._start_controller()
+        waiting = list(self._unanswered.values())
         for stream in waiting:
             self._left_queue(stream)
-            self._ask_later(stream, None)
-        self._at(self.now + RESTART_SECONDS, self._start_controller, None)
+        for stream in waiting:
+            self._ask(stream)
 
-    def _start_controller(self, _: None) -> None:
+    def _start_controller(self) -> None:
         settings = self._settings
         choose = CHOOSERS[settings.chooser] or oracle(self._agents, lambda: self.now)
         rng = Random(f"{settings.seed} {self._rng.random()}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from dragoman.pursuit import Pursuit
 from dragoman_controller.placer import Granted
-from dragoman_controller.quote import Quote
 
 
 class End(IntEnum):
@@ -23,9 +23,9 @@ class Stream:
     """One request and its present run. Token counts; times in virtual seconds."""
 
     __slots__ = (
-        "accepted_at", "agent_tokens", "arrived_at", "asked_at", "attempt", "cached_tokens", "delivered", "end",
-        "end_step", "first_at", "granted", "jti", "num_failures", "number", "order", "origin", "output_tokens", "prefix",
-        "prefix_tokens", "priority", "prompt_tokens", "queued", "quote", "run_first_at", "started", "tenant", "uncomputed",
+        "accepted_at", "agent_tokens", "arrived_at", "attempt", "cached_tokens", "delivered", "end",
+        "end_step", "first_at", "granted", "jti", "number", "order", "origin", "output_tokens", "prefix",
+        "prefix_tokens", "priority", "prompt_tokens", "pursuit", "queued", "run_first_at", "started", "tenant", "uncomputed",
         "units",
     )  # fmt: skip
 
@@ -46,16 +46,15 @@ class Stream:
         self.prefix, self.prefix_tokens, self.units = prefix, prefix_tokens, units
         # The client's side.
         self.end = End.UNFINISHED
-        self.asked_at = arrived_at
         self.attempt = 0
         self.delivered = 0
         """Output tokens that the client had before the present run."""
-        self.num_failures = 0
+        self.pursuit: Pursuit | None = None
+        """What went wrong with it so far; made when something does."""
         self.first_at = -1.0
         self.origin: tuple[str, int] | None = None
         self.granted: Granted | None = None
         self.queued = False
-        self.quote: Quote | None = None
         # The agent's side, of the present run.
         self.jti = b""
         self.accepted_at = 0.0

@@ -89,7 +89,13 @@ def test_a_higher_class_is_started_first() -> None:
 def test_sequences_that_outgrow_the_arena_are_computed_again_and_all_end() -> None:
     profile = replace(PROFILE, kv_tokens=600, max_context_tokens=500)
     agent = SimulatedAgent(profile, "a", 1)
-    ended = run(agent, [(0.0, stream(number, 60, 200)) for number in range(8)])
+    for number in range(8):
+        assert agent.offer(stream(number, 60, 200), 0.0)
+    ended = []
+    while agent.next_at < math.inf:
+        at_its_end = agent._kv_used() + agent._run_steps * len(agent._decoding)
+        assert at_its_end <= profile.kv_tokens
+        ended += agent.step()
     assert len(ended) == 8 and agent.num_preemptions > 0
     assert agent.num_requests == 0 and agent.load(9e9).running_context_tokens == 0
 

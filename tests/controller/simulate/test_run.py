@@ -81,6 +81,28 @@ def test_a_killed_agent_loses_nothing_and_comes_back() -> None:
     assert (requests["finished"], requests["lost"], requests["refused"], requests["unfinished"]) == (300, 0, 0, 0)
 
 
+def test_a_resumed_stream_goes_on_where_it_was_cut() -> None:
+    """A run of 400 tokens, cut in the middle: the second agent computes the prompt again, and only what is missing."""
+    workload = Workload(["t"], [])
+    workload.add(Arrival(0.0, 0, 2, 100, 400))
+    fleet = [standard_profile()] * 2
+    calm = simulate(Scenario(fleet, workload)).finish[0]
+    faults = tuple(Fault("kill", calm / 2, agent_name(index)) for index in (0, 1))
+    for fault in faults:
+        cut = simulate(Scenario(fleet, workload, CellSettings(faults=(fault,))))
+        assert cut.finish[0] < calm + 0.5
+        if cut.counts["resumes"]:
+            return
+    pytest.fail("neither agent had it")
+
+
+def test_who_waits_while_the_controller_goes_asks_the_next_one() -> None:
+    policy = Policy(max_queue_wait_seconds=600.0, default_tenant=TenantPolicy(max_running_requests=2))
+    found = run(drawn(60, num_tenants=1), faults=(Fault("restart", 1.0),), policy=policy)
+    assert found["queue"]["share_queued"] > 0.3
+    assert found["requests"]["finished"] == 60 and found["requests"]["unfinished"] == 0
+
+
 def test_streams_cut_more_often_than_they_are_resumed_are_lost_and_counted() -> None:
     """Every agent dies in turn, faster than a long stream can end."""
     workload = Workload(["t"], [])
