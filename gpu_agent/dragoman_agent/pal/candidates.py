@@ -23,7 +23,8 @@ PROMPT_TOKENS = 1024  # of a usual prompt
 GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short side of a tensor core product
 FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
 _MAX_SHORTLIST = 8
-_MAX_NEAR = 4  # other numbers of splits with the best launch: how many are best is what a prediction tells least well
+_MAX_WAVES = 8  # programs a multiprocessor, in parts of a context
+_NUM_VARIED, _VARIED_BATCH = 2, 32  # launches that are tried with other numbers of parts, and up to which batch
 _NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 64, 256)
 _TIMED_CHUNKS = (1024, 4096)
@@ -54,7 +55,7 @@ def contexts_of(model: ModelConfig) -> tuple[int, ...]:
 
 def decode_shortlist(times: KernelTimes, model: ModelConfig, page_size: int, batch: int) -> list[DecodeAttention]:
     """At most 8 launches of decode attention for `batch` sequences: each launch with its best split, the best first, and
-    the best one with the numbers of splits near its own. Empty where no launch fits the device.
+    the best two with other numbers of parts. Empty where no launch fits the device.
     """
     scored = []
     contexts = contexts_of(model)
@@ -63,6 +64,8 @@ def decode_shortlist(times: KernelTimes, model: ModelConfig, page_size: int, bat
         options = {
             splits: _score(times, model, page_size, DecodeAttention(batch, splits, **asdict(launch)), batch, contexts)
             for splits in DECODE_SPLITS
+            # Past that many programs more parts only add to the merge.
+            if splits == 1 or batch * model.num_kv_heads * splits <= _MAX_WAVES * times.rates.num_multiprocessors
         }
         # The fewest among nearly equal ones: each more is work for the merge.
         splits = next(count for count, score in options.items() if score <= _NEARLY * min(options.values()))
@@ -70,18 +73,22 @@ def decode_shortlist(times: KernelTimes, model: ModelConfig, page_size: int, bat
     scored = [entry for entry in scored if entry[0] < float("inf")]
     if not scored:
         return []
-    best_splits = scored[0][1].num_splits
     # Scores within a hundredth are equal: the first in the table is then as good a guess as any.
     least = min(score for score, _ in scored)
     scored.sort(key=lambda entry: math.floor(100 * (entry[0] / least - 1)))
-    around = [
-        splits for splits in DECODE_SPLITS if best_splits // 8 <= splits <= best_splits * 4 and splits != best_splits
+    best = [option for _, option in scored]
+    near = [
+        replace(option, num_splits=splits)
+        for option in best[: _NUM_VARIED if batch <= _VARIED_BATCH else 0]
+        for splits in _near_splits(option.num_splits)
     ]
-    near = sorted(around, key=lambda splits: abs(splits.bit_length() - best_splits.bit_length()))[
-        : _MAX_NEAR if best_splits > 1 else 1
-    ]
-    best = [option for _, option in scored[: _MAX_SHORTLIST - len(near)]]
-    return [*best, *(replace(best[0], num_splits=splits) for splits in near)]
+    return [*best[: _MAX_SHORTLIST - len(near)], *near]
+
+
+def _near_splits(splits: int) -> tuple[int, ...]:
+    """Two other numbers of parts: how many are best is what a prediction tells least well."""
+    near = (2, 4) if splits == 1 else (splits // 2, splits * 2)
+    return tuple(other for other in near if other in DECODE_SPLITS)
 
 
 def prefill_shortlist(times: KernelTimes, model: ModelConfig, page_size: int) -> list[PrefillAttention]:
