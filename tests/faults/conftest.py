@@ -15,7 +15,14 @@ import pytest
 from benchmarks.record import MIN_NUM_SAMPLES, make_record, save
 
 FULL = os.environ.get("DRAGOMAN_FAULTS") == "full"
-SHORT_FILES = ("test_f1_kill.py", "test_f16_tickets.py", "test_device.py", "test_f6_network.py", "test_f15_clock.py")
+SHORT_FILES = (
+    "test_f1_kill.py",
+    "test_f16_tickets.py",
+    "test_device.py",
+    "test_f6_network.py",
+    "test_f15_clock.py",
+    "test_f22_versions.py",
+)
 UNITS = {"stall_p50": "s", "stall_p99": "s", "detect_seconds": "s", "exit_seconds": "s", "freed_seconds": "s"}
 
 

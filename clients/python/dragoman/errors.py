@@ -140,4 +140,6 @@ def from_rpc_error(error: grpc.RpcError) -> DragomanError:
             return DragomanError.from_detail(detail)
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     text = (error.details() if hasattr(error, "details") else None) or str(code)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        text = f"the server does not have this call ({text}): it is of another version, or not what it is taken for; check its address and version"
     return DragomanError(_FALLBACK_REASONS.get(code, error_pb2.ERROR_REASON_INTERNAL), text)
