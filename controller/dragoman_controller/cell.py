@@ -42,6 +42,7 @@ class Outcome:
     incomplete: bool
     engine_lost: bool = False
     prompt_tokens: int = 0
+    prompt_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +281,14 @@ class Cell:
             callback()
 
     def _take_outcome(self, member: Member, outcome: Outcome) -> None:
+        if outcome.engine_lost:
+            self.poison.lost(outcome.prompt_digest, (member.agent_id, member.epoch))
+        elif not outcome.incomplete:
+            self.poison.finished(outcome.prompt_digest)
         grant = self.ledger.end(outcome.jti)
         if grant is None:
             return
         self.admission.forget(grant.key)
-        if outcome.engine_lost:
-            self.poison.lost(grant.prompt_digest, (member.agent_id, member.epoch))
-        elif not outcome.incomplete:
-            self.poison.finished(grant.prompt_digest)
         # The fallback's agent was not the one the prediction was made for.
         if outcome.incomplete or grant.agent_id != member.agent_id or not outcome.output_tokens:
             return

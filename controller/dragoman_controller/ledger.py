@@ -35,7 +35,6 @@ class Grant:
     ttft_seconds: float
     tpot_seconds: float
     fallback_jti: bytes | None = None
-    prompt_digest: bytes = b""
     prompt_bytes: int = 0
     """Of a prompt whose tokens the client did not know."""
     features: Features = NO_FEATURES

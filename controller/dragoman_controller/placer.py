@@ -387,7 +387,6 @@ class Placer:
                 features=expected.features,
                 waits_for_slot=expected.waits_for_slot,
                 fallback_jti=fallback.jti if fallback else None,
-                prompt_digest=request.prompt_digest,
             )
         )
 

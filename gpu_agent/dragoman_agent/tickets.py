@@ -33,6 +33,7 @@ class Grant:
     deadline_seconds: float | None = None
     not_after_ms: int = 0
     resume: tuple[int, int, int] | None = None  # origin epoch, attempt, from cursor
+    prompt_digest: bytes = b""
 
 
 OPEN_GRANT = Grant()
@@ -220,6 +221,7 @@ def _grant(claims: ticket_pb2.TicketClaims) -> Grant:
         deadline_seconds=budget / 1000 if budget else None,
         not_after_ms=claims.not_after_ms,
         resume=_resume_of(claims),
+        prompt_digest=claims.prompt_digest,
     )
 
 

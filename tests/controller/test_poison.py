@@ -35,7 +35,7 @@ def run(cell: Any, attempt: int = 0, origin: tuple[str, int] = ("", 0), request_
 def lose_engine(cell: Any, granted: Granted) -> tuple[str, int]:
     """The engine of the agent dies with the request; the agent says so and leaves."""
     agent_id, epoch = granted.ticket.agent_id, granted.ticket.epoch
-    outcome = Outcome(granted.ticket.jti, 0, 0, 0, True, engine_lost=True)
+    outcome = Outcome(granted.ticket.jti, 0, 0, 0, True, engine_lost=True, prompt_digest=POISON)
     cell.cell.deregister(cell.members[agent_id].lease_id, [outcome])
     return agent_id, epoch
 
@@ -58,16 +58,25 @@ def test_one_engine_may_be_lost_with_many_streams_of_one_prompt(cell: Any) -> No
     grants = [run(cell, request_id=str(number)) for number in range(4)]
     for granted in grants:
         agent = granted.ticket.agent_id
-        cell.beat(agent, outcomes=[Outcome(granted.ticket.jti, 0, 0, 0, True, engine_lost=agent == "a")])
+        cell.beat(agent, outcomes=[Outcome(granted.ticket.jti, 0, 0, 0, True, agent == "a", prompt_digest=POISON)])
     assert isinstance(run(cell, request_id="next"), Granted)
 
 
 def test_a_run_that_ends_clears_its_prompt(cell: Any) -> None:
     first = lose_engine(cell, run(cell))
     granted = run(cell, 1, first)
-    cell.beat(granted.ticket.agent_id, outcomes=[Outcome(granted.ticket.jti, 0.1, 0.5, 5, False)])
+    cell.beat(granted.ticket.agent_id, outcomes=[Outcome(granted.ticket.jti, 0.1, 0.5, 5, False, prompt_digest=POISON)])
     second = lose_engine(cell, run(cell, request_id="again"))
     assert isinstance(run(cell, 1, second, request_id="again"), Granted)
+
+
+def test_what_ran_by_the_tickets_of_another_controller_counts(cell: Any) -> None:
+    """Agents tell every controller; only the one that minted a ticket knows it."""
+    for agent_id in "ab":
+        cell.beat(agent_id, outcomes=[Outcome(b"not ours", 0, 0, 0, True, True, prompt_digest=POISON)])
+    assert run(cell).reason == QUARANTINED
+    cell.beat("c", outcomes=[Outcome(b"nor this", 0.1, 0.5, 5, False, prompt_digest=POISON)])
+    assert isinstance(run(cell), Granted)
 
 
 def test_agents_that_vanish_count_and_those_that_leave_do_not(cell: Any) -> None:

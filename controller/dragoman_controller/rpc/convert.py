@@ -218,6 +218,7 @@ def outcome_of(message: agent_registry_service_pb2.RequestOutcome) -> Outcome:
         output_tokens=message.output_tokens,
         incomplete=message.incomplete,
         engine_lost=message.engine_lost,
+        prompt_digest=message.prompt_digest,
         prompt_tokens=message.prompt_tokens,
     )
 

@@ -60,7 +60,7 @@ class Gate:
         self._verifier = verifier
         self._metrics = metrics
         self._step_seconds = step_seconds
-        self._jti_of: dict[str, bytes] = {}
+        self._grant_of: dict[str, Grant] = {}  # by request id, where there is a ticket
         self._running_jti: Counter[bytes] = Counter()  # engine requests a ticket: one, or an embedding's inputs
         self.on_outcome: Callable[[agent_registry_service_pb2.RequestOutcome], None] = _ignore
 
@@ -163,7 +163,7 @@ class Gate:
 
     def _submit(self, command: Start | StartEmbed, grant: Grant, sink: EventSink) -> None:
         if grant.jti:
-            self._jti_of[command.request_id] = grant.jti
+            self._grant_of[command.request_id] = grant
             self._running_jti[grant.jti] += 1
         if isinstance(command, Start) and command.delivered:
             self._metrics.resumes.labels("accepted").inc()
@@ -181,15 +181,18 @@ class Gate:
         """Stop the request that runs with this ticket and refuse the ticket from now on. False when none runs."""
         if self._verifier is not None:
             self._verifier.revoke(jti)
-        running = [request_id for request_id, held in self._jti_of.items() if held == jti] if jti else []
+        running = [request_id for request_id, held in self._grant_of.items() if held.jti == jti] if jti else []
         for request_id in running:
             self._engine.cancel(request_id)
         return bool(running)
 
     def tell_lost(self, request_id: str) -> None:
         """The engine hangs on this request, and its caller goes elsewhere: the controllers hear of it before him."""
-        if jti := self._jti_of.get(request_id, b""):
-            self.on_outcome(agent_registry_service_pb2.RequestOutcome(jti=jti, incomplete=True, engine_lost=True))
+        if grant := self._grant_of.get(request_id):
+            outcome = agent_registry_service_pb2.RequestOutcome(
+                jti=grant.jti, incomplete=True, engine_lost=True, prompt_digest=grant.prompt_digest
+            )
+            self.on_outcome(outcome)
 
     def waiting_by_class(self) -> tuple[int, int, int]:
         """Live requests without a token so far, by class."""
@@ -207,13 +210,15 @@ class Gate:
                 self._metrics.request_failed(event)
             case Embedded():
                 self._metrics.embedding_finished(prompt_tokens)
-        jti = self._jti_of.pop(event.request_id, b"")
-        if not jti:
+        grant = self._grant_of.pop(event.request_id, None)
+        if grant is None:
             return
+        jti = grant.jti
         self._running_jti[jti] -= 1
         if not self._running_jti[jti]:
             del self._running_jti[jti]
             outcome = _outcome(jti, event)
+            outcome.prompt_digest = grant.prompt_digest
             outcome.engine_lost = isinstance(event, Failed) and (
                 self._engine.was_lost or event.reason == error_pb2.ERROR_REASON_DEVICE_FAULT
             )

@@ -26,7 +26,7 @@ from dragoman.v1 import agent_pb2 as dragoman_dot_v1_dot_agent__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(dragoman/v1/agent_registry_service.proto\x12\x0b\x64ragoman.v1\x1a\x17\x64ragoman/v1/agent.proto\x1a\x1egoogle/protobuf/duration.proto\"d\n\x14RegisterAgentRequest\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.dragoman.v1.Agent\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x1a\n\x12\x61gent_monotonic_ms\x18\x03 \x01(\x04\"\xca\x01\n\x15RegisterAgentResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06key_id\x18\x03 \x01(\r\x12\x12\n\nticket_key\x18\x04 \x01(\x0c\x12-\n\rprevious_keys\x18\x05 \x03(\x0b\x32\x16.dragoman.v1.TicketKey\x12\x15\n\rcontroller_id\x18\x06 \x01(\t\"(\n\tTicketKey\x12\x0e\n\x06key_id\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c\"\x81\x02\n\x10HeartbeatRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.dragoman.v1.AgentState\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.dragoman.v1.AgentLoad\x12\x33\n\x0f\x63ommand_results\x18\x05 \x03(\x0b\x32\x1a.dragoman.v1.CommandResult\x12\x1a\n\x12\x61gent_monotonic_ms\x18\x06 \x01(\x04\x12-\n\x08outcomes\x18\x07 \x03(\x0b\x32\x1b.dragoman.v1.RequestOutcome\"\xf2\x01\n\x0eRequestOutcome\x12\x0b\n\x03jti\x18\x01 \x01(\x0c\x12\x36\n\x13time_to_first_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nincomplete\x18\x07 \x01(\x08\x12\x13\n\x0b\x65ngine_lost\x18\x08 \x01(\x08\"\x82\x01\n\x11HeartbeatResponse\x12&\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x14.dragoman.v1.Command\x12\x17\n\x0fpolicy_revision\x18\x02 \x01(\x03\x12,\n\x0b\x63ontrollers\x18\x03 \x03(\x0b\x32\x17.dragoman.v1.Controller\"\x93\x02\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12\x36\n\x0fprefetch_prefix\x18\x02 \x01(\x0b\x32\x1b.dragoman.v1.PrefetchPrefixH\x00\x12#\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x12.dragoman.v1.DrainH\x00\x12\x34\n\x0erevoke_request\x18\x04 \x01(\x0b\x32\x1a.dragoman.v1.RevokeRequestH\x00\x12.\n\x0brotate_keys\x18\x05 \x01(\x0b\x32\x17.dragoman.v1.RotateKeysH\x00\x12\'\n\x07undrain\x18\x06 \x01(\x0b\x32\x14.dragoman.v1.UndrainH\x00\x42\x08\n\x06\x61\x63tion\"\xac\x01\n\x0ePrefetchPrefix\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x06\x12\x16\n\x0esource_address\x18\x03 \x01(\t\x12\x15\n\rsource_ticket\x18\x04 \x01(\x0c\x12\x17\n\x0fsource_agent_id\x18\x05 \x01(\t\x12-\n\ntime_limit\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"8\n\x05\x44rain\x12/\n\x0cgrace_period\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\t\n\x07Undrain\"\x1c\n\rRevokeRequest\x12\x0b\n\x03jti\x18\x01 \x01(\x0c\"2\n\nRotateKeys\x12$\n\x04keys\x18\x01 \x03(\x0b\x32\x16.dragoman.v1.TicketKey\"r\n\rCommandResult\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12.\n\x0chint_outcome\x18\x04 \x01(\x0e\x32\x18.dragoman.v1.HintOutcome\"\x98\x01\n\x16PublishKvEventsRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x1b\n\x13stored_block_hashes\x18\x04 \x03(\x06\x12\x1c\n\x14removed_block_hashes\x18\x05 \x03(\x06\x12\x10\n\x08snapshot\x18\x06 \x01(\x08\"Q\n\x17PublishKvEventsResponse\x12\x17\n\x0fsnapshot_wanted\x18\x01 \x01(\x08\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x02 \x01(\x04\"Y\n\x16\x44\x65registerAgentRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12-\n\x08outcomes\x18\x02 \x03(\x0b\x32\x1b.dragoman.v1.RequestOutcome\"\x19\n\x17\x44\x65registerAgentResponse*\xa6\x01\n\x0bHintOutcome\x12\x1c\n\x18HINT_OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11HINT_OUTCOME_USED\x10\x01\x12\x15\n\x11HINT_OUTCOME_LATE\x10\x02\x12\x18\n\x14HINT_OUTCOME_CLIPPED\x10\x03\x12\x18\n\x14HINT_OUTCOME_REFUSED\x10\x04\x12\x17\n\x13HINT_OUTCOME_UNUSED\x10\x05\x32\xfe\x02\n\x14\x41gentRegistryService\x12V\n\rRegisterAgent\x12!.dragoman.v1.RegisterAgentRequest\x1a\".dragoman.v1.RegisterAgentResponse\x12N\n\tHeartbeat\x12\x1d.dragoman.v1.HeartbeatRequest\x1a\x1e.dragoman.v1.HeartbeatResponse(\x01\x30\x01\x12`\n\x0fPublishKvEvents\x12#.dragoman.v1.PublishKvEventsRequest\x1a$.dragoman.v1.PublishKvEventsResponse(\x01\x30\x01\x12\\\n\x0f\x44\x65registerAgent\x12#.dragoman.v1.DeregisterAgentRequest\x1a$.dragoman.v1.DeregisterAgentResponseBB\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(dragoman/v1/agent_registry_service.proto\x12\x0b\x64ragoman.v1\x1a\x17\x64ragoman/v1/agent.proto\x1a\x1egoogle/protobuf/duration.proto\"d\n\x14RegisterAgentRequest\x12!\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x12.dragoman.v1.Agent\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x1a\n\x12\x61gent_monotonic_ms\x18\x03 \x01(\x04\"\xca\x01\n\x15RegisterAgentResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06key_id\x18\x03 \x01(\r\x12\x12\n\nticket_key\x18\x04 \x01(\x0c\x12-\n\rprevious_keys\x18\x05 \x03(\x0b\x32\x16.dragoman.v1.TicketKey\x12\x15\n\rcontroller_id\x18\x06 \x01(\t\"(\n\tTicketKey\x12\x0e\n\x06key_id\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c\"\x81\x02\n\x10HeartbeatRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.dragoman.v1.AgentState\x12$\n\x04load\x18\x04 \x01(\x0b\x32\x16.dragoman.v1.AgentLoad\x12\x33\n\x0f\x63ommand_results\x18\x05 \x03(\x0b\x32\x1a.dragoman.v1.CommandResult\x12\x1a\n\x12\x61gent_monotonic_ms\x18\x06 \x01(\x04\x12-\n\x08outcomes\x18\x07 \x03(\x0b\x32\x1b.dragoman.v1.RequestOutcome\"\x89\x02\n\x0eRequestOutcome\x12\x0b\n\x03jti\x18\x01 \x01(\x0c\x12\x36\n\x13time_to_first_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\routput_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nincomplete\x18\x07 \x01(\x08\x12\x13\n\x0b\x65ngine_lost\x18\x08 \x01(\x08\x12\x15\n\rprompt_digest\x18\t \x01(\x0c\"\x82\x01\n\x11HeartbeatResponse\x12&\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x14.dragoman.v1.Command\x12\x17\n\x0fpolicy_revision\x18\x02 \x01(\x03\x12,\n\x0b\x63ontrollers\x18\x03 \x03(\x0b\x32\x17.dragoman.v1.Controller\"\x93\x02\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12\x36\n\x0fprefetch_prefix\x18\x02 \x01(\x0b\x32\x1b.dragoman.v1.PrefetchPrefixH\x00\x12#\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x12.dragoman.v1.DrainH\x00\x12\x34\n\x0erevoke_request\x18\x04 \x01(\x0b\x32\x1a.dragoman.v1.RevokeRequestH\x00\x12.\n\x0brotate_keys\x18\x05 \x01(\x0b\x32\x17.dragoman.v1.RotateKeysH\x00\x12\'\n\x07undrain\x18\x06 \x01(\x0b\x32\x14.dragoman.v1.UndrainH\x00\x42\x08\n\x06\x61\x63tion\"\xac\x01\n\x0ePrefetchPrefix\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x06\x12\x16\n\x0esource_address\x18\x03 \x01(\t\x12\x15\n\rsource_ticket\x18\x04 \x01(\x0c\x12\x17\n\x0fsource_agent_id\x18\x05 \x01(\t\x12-\n\ntime_limit\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"8\n\x05\x44rain\x12/\n\x0cgrace_period\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\t\n\x07Undrain\"\x1c\n\rRevokeRequest\x12\x0b\n\x03jti\x18\x01 \x01(\x0c\"2\n\nRotateKeys\x12$\n\x04keys\x18\x01 \x03(\x0b\x32\x16.dragoman.v1.TicketKey\"r\n\rCommandResult\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12.\n\x0chint_outcome\x18\x04 \x01(\x0e\x32\x18.dragoman.v1.HintOutcome\"\x98\x01\n\x16PublishKvEventsRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x1b\n\x13stored_block_hashes\x18\x04 \x03(\x06\x12\x1c\n\x14removed_block_hashes\x18\x05 \x03(\x06\x12\x10\n\x08snapshot\x18\x06 \x01(\x08\"Q\n\x17PublishKvEventsResponse\x12\x17\n\x0fsnapshot_wanted\x18\x01 \x01(\x08\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x02 \x01(\x04\"Y\n\x16\x44\x65registerAgentRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12-\n\x08outcomes\x18\x02 \x03(\x0b\x32\x1b.dragoman.v1.RequestOutcome\"\x19\n\x17\x44\x65registerAgentResponse*\xa6\x01\n\x0bHintOutcome\x12\x1c\n\x18HINT_OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11HINT_OUTCOME_USED\x10\x01\x12\x15\n\x11HINT_OUTCOME_LATE\x10\x02\x12\x18\n\x14HINT_OUTCOME_CLIPPED\x10\x03\x12\x18\n\x14HINT_OUTCOME_REFUSED\x10\x04\x12\x17\n\x13HINT_OUTCOME_UNUSED\x10\x05\x32\xfe\x02\n\x14\x41gentRegistryService\x12V\n\rRegisterAgent\x12!.dragoman.v1.RegisterAgentRequest\x1a\".dragoman.v1.RegisterAgentResponse\x12N\n\tHeartbeat\x12\x1d.dragoman.v1.HeartbeatRequest\x1a\x1e.dragoman.v1.HeartbeatResponse(\x01\x30\x01\x12`\n\x0fPublishKvEvents\x12#.dragoman.v1.PublishKvEventsRequest\x1a$.dragoman.v1.PublishKvEventsResponse(\x01\x30\x01\x12\\\n\x0f\x44\x65registerAgent\x12#.dragoman.v1.DeregisterAgentRequest\x1a$.dragoman.v1.DeregisterAgentResponseBB\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dragoman.v1.agent_registry_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.dragoman.v1P\001Z-dragoman.dev/clients/go/dragomanv1;dragomanv1'
-  _globals['_HINTOUTCOME']._serialized_start=2178
-  _globals['_HINTOUTCOME']._serialized_end=2344
+  _globals['_HINTOUTCOME']._serialized_start=2201
+  _globals['_HINTOUTCOME']._serialized_end=2367
   _globals['_REGISTERAGENTREQUEST']._serialized_start=114
   _globals['_REGISTERAGENTREQUEST']._serialized_end=214
   _globals['_REGISTERAGENTRESPONSE']._serialized_start=217
@@ -45,31 +45,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST']._serialized_start=464
   _globals['_HEARTBEATREQUEST']._serialized_end=721
   _globals['_REQUESTOUTCOME']._serialized_start=724
-  _globals['_REQUESTOUTCOME']._serialized_end=966
-  _globals['_HEARTBEATRESPONSE']._serialized_start=969
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1099
-  _globals['_COMMAND']._serialized_start=1102
-  _globals['_COMMAND']._serialized_end=1377
-  _globals['_PREFETCHPREFIX']._serialized_start=1380
-  _globals['_PREFETCHPREFIX']._serialized_end=1552
-  _globals['_DRAIN']._serialized_start=1554
-  _globals['_DRAIN']._serialized_end=1610
-  _globals['_UNDRAIN']._serialized_start=1612
-  _globals['_UNDRAIN']._serialized_end=1621
-  _globals['_REVOKEREQUEST']._serialized_start=1623
-  _globals['_REVOKEREQUEST']._serialized_end=1651
-  _globals['_ROTATEKEYS']._serialized_start=1653
-  _globals['_ROTATEKEYS']._serialized_end=1703
-  _globals['_COMMANDRESULT']._serialized_start=1705
-  _globals['_COMMANDRESULT']._serialized_end=1819
-  _globals['_PUBLISHKVEVENTSREQUEST']._serialized_start=1822
-  _globals['_PUBLISHKVEVENTSREQUEST']._serialized_end=1974
-  _globals['_PUBLISHKVEVENTSRESPONSE']._serialized_start=1976
-  _globals['_PUBLISHKVEVENTSRESPONSE']._serialized_end=2057
-  _globals['_DEREGISTERAGENTREQUEST']._serialized_start=2059
-  _globals['_DEREGISTERAGENTREQUEST']._serialized_end=2148
-  _globals['_DEREGISTERAGENTRESPONSE']._serialized_start=2150
-  _globals['_DEREGISTERAGENTRESPONSE']._serialized_end=2175
-  _globals['_AGENTREGISTRYSERVICE']._serialized_start=2347
-  _globals['_AGENTREGISTRYSERVICE']._serialized_end=2729
+  _globals['_REQUESTOUTCOME']._serialized_end=989
+  _globals['_HEARTBEATRESPONSE']._serialized_start=992
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1122
+  _globals['_COMMAND']._serialized_start=1125
+  _globals['_COMMAND']._serialized_end=1400
+  _globals['_PREFETCHPREFIX']._serialized_start=1403
+  _globals['_PREFETCHPREFIX']._serialized_end=1575
+  _globals['_DRAIN']._serialized_start=1577
+  _globals['_DRAIN']._serialized_end=1633
+  _globals['_UNDRAIN']._serialized_start=1635
+  _globals['_UNDRAIN']._serialized_end=1644
+  _globals['_REVOKEREQUEST']._serialized_start=1646
+  _globals['_REVOKEREQUEST']._serialized_end=1674
+  _globals['_ROTATEKEYS']._serialized_start=1676
+  _globals['_ROTATEKEYS']._serialized_end=1726
+  _globals['_COMMANDRESULT']._serialized_start=1728
+  _globals['_COMMANDRESULT']._serialized_end=1842
+  _globals['_PUBLISHKVEVENTSREQUEST']._serialized_start=1845
+  _globals['_PUBLISHKVEVENTSREQUEST']._serialized_end=1997
+  _globals['_PUBLISHKVEVENTSRESPONSE']._serialized_start=1999
+  _globals['_PUBLISHKVEVENTSRESPONSE']._serialized_end=2080
+  _globals['_DEREGISTERAGENTREQUEST']._serialized_start=2082
+  _globals['_DEREGISTERAGENTREQUEST']._serialized_end=2171
+  _globals['_DEREGISTERAGENTRESPONSE']._serialized_start=2173
+  _globals['_DEREGISTERAGENTRESPONSE']._serialized_end=2198
+  _globals['_AGENTREGISTRYSERVICE']._serialized_start=2370
+  _globals['_AGENTREGISTRYSERVICE']._serialized_end=2752
 # @@protoc_insertion_point(module_scope)

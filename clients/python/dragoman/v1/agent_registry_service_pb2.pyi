@@ -79,7 +79,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[_agent_pb2.AgentState, str]] = ..., load: _Optional[_Union[_agent_pb2.AgentLoad, _Mapping]] = ..., command_results: _Optional[_Iterable[_Union[CommandResult, _Mapping]]] = ..., agent_monotonic_ms: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[RequestOutcome, _Mapping]]] = ...) -> None: ...
 
 class RequestOutcome(_message.Message):
-    __slots__ = ("jti", "time_to_first_token", "total_time", "output_tokens", "cached_tokens", "prompt_tokens", "incomplete", "engine_lost")
+    __slots__ = ("jti", "time_to_first_token", "total_time", "output_tokens", "cached_tokens", "prompt_tokens", "incomplete", "engine_lost", "prompt_digest")
     JTI_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class RequestOutcome(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_LOST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     jti: bytes
     time_to_first_token: _duration_pb2.Duration
     total_time: _duration_pb2.Duration
@@ -96,7 +97,8 @@ class RequestOutcome(_message.Message):
     prompt_tokens: int
     incomplete: bool
     engine_lost: bool
-    def __init__(self, jti: _Optional[bytes] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., incomplete: _Optional[bool] = ..., engine_lost: _Optional[bool] = ...) -> None: ...
+    prompt_digest: bytes
+    def __init__(self, jti: _Optional[bytes] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., incomplete: _Optional[bool] = ..., engine_lost: _Optional[bool] = ..., prompt_digest: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("commands", "policy_revision", "controllers")
