@@ -1,9 +1,14 @@
-"""Records what `benchmarks/gpu.sh OUT speed` measured: python -m benchmarks.record_gpu OUT/*.json"""
+"""Records what was measured on a GPU machine: python -m benchmarks.record_gpu [--commit HASH] OUT/*.json
+
+Takes the raw results of `engine_gpu`, `load_gpu`, `pal_gpu`, `small_card` and of `tests/gpu/check_probe.py`. A GPU machine need
+not have the repository's history: --commit says which one its files were.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,14 @@ PEER = {
     ("qwen3-8b", "prefill-16x1024"): 42844.0,
 }
 UNITS = {"ms_per_step": "ms", "output_tokens_per_second": "1/s", "tokens_per_second": "1/s", "gb_per_second": "GB/s"}
+RATIOS = ("predicted_over_measured", "pal_on_over_off", "share_of_best", "own_plan_over_whole")
+COMMANDS = {
+    "load": "load_gpu",
+    "step_model": "pal_gpu",
+    "ablation": "pal_gpu",
+    "plan_quality": "pal_gpu",
+    "small_card": "small_card",
+}
 
 
 def records_of(body: dict[str, Any]) -> list[record.Record]:
@@ -41,25 +54,71 @@ def records_of(body: dict[str, Any]) -> list[record.Record]:
         peer = PEER.get((model, bench if bench == "nano" else f"{bench}-{case}"))
         entry = record.make_record(
             bench=bench,
-            case=model if bench in ("nano", "load") else f"{model}-{case}",
+            case=case_of(model, bench, case),
             metric=result["metric"],
-            unit=UNITS[result["metric"]],
+            unit="x" if result["metric"] in RATIOS else UNITS[result["metric"]],
             samples=result["samples"],
             predicted=result.get("predicted"),
-            command=f"python benchmarks/{'load_gpu' if bench == 'load' else 'engine_gpu'}.py {model}",
+            command=f"python -m benchmarks.{COMMANDS.get(bench, 'engine_gpu')} {model}",
             packages=(),
             versions=body["versions"],
             device=body["device"],
             peer={"name": "vllm-0.26.0", "value": peer} if peer else None,
-            note=result.get("note", ""),
+            note=note_of(result),
         )
         made.append({**entry, "driver": body["driver"], "clocks_mhz": body["clocks_mhz"]})
     return made
 
 
+def case_of(model: str, bench: str, case: str) -> str:
+    """The case's name in the records."""
+    if bench in ("nano", "load"):
+        return model
+    return f"{case}-{model}" if bench == "plan_quality" else f"{model}-{case}"
+
+
+def note_of(result: dict[str, Any]) -> str:
+    """The note; with the mean where several shapes make one figure."""
+    note: str = result.get("note", "")
+    if result["bench"] == "plan_quality" and len(result["samples"]) > 1:
+        return f"mean {statistics.fmean(result['samples']):.3f} of the shapes, whose median is the value; {note}"
+    return note
+
+
+def probe_records(body: dict[str, Any]) -> list[record.Record]:
+    """A record for each number that three full probes measured, beside the independent measurement where there is one."""
+    runs = [body[f"full_{index}"]["values"] for index in range(3)]
+    reported = body["device"]["values"]
+    driver = reported["driver.release"]["value"]
+    clocks = [round(reported[f"{part}.max_clock"]["value"] / 1e6) for part in ("compute", "memory")]
+    made = []
+    for name, first in runs[0].items():
+        if first["provenance"] != "measured" or isinstance(first["value"], list | str | bool):
+            continue
+        samples = [run[name]["value"] for run in runs]
+        if not min(samples) > 0:
+            continue  # such as an event whose cost is under what can be told
+        anchor = body["anchors"].get(name)
+        peer = {"name": "independent measurement of such a card", "value": anchor["anchor"]} if anchor else None
+        entry = record.make_record(
+            bench="probe", case=name, metric=name, unit=first["unit"], samples=samples,
+            predicted=anchor["anchor"] if anchor else None, command="python tests/gpu/check_probe.py", packages=(),
+            device=body["device"]["name"], peer=peer, note=first["note"],
+        )  # fmt: skip
+        made.append({**entry, "driver": driver, "clocks_mhz": clocks})
+    return made
+
+
 def main() -> None:
     """Read every file named and save."""
-    made = [entry for name in sys.argv[1:] for entry in records_of(json.loads(Path(name).read_text()))]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--commit", help="full name of the commit whose files were measured")
+    options = parser.parse_args()
+    bodies = [json.loads(path.read_text()) for path in options.files]
+    made = [entry for body in bodies for entry in (probe_records(body) if "full_0" in body else records_of(body))]
+    if options.commit:
+        made = [{**entry, "commit": options.commit} for entry in made]
     print(f"{len(made)} records in {record.save('h200', made)}")
 
 
