@@ -40,6 +40,8 @@ GRAPH_SETS: dict[str, tuple[int, ...]] = {
     "every 32": (1, 8, *range(32, 257, 32)),
 }
 MAX_KV_BYTES = 24 << 30  # of one attention case
+BATCH_SPANS = (range(1, 33), range(33, 129), range(129, 257))
+MAX_CHUNK_SECONDS = 0.05
 KV_TOKENS = 160_000  # of an arena
 
 
@@ -94,20 +96,21 @@ def _name(option: DecodeAttention) -> str:
     return f"s{option.num_splits}-n{option.block_n}-w{option.num_warps}-g{option.num_stages}"
 
 
-def pages(here: Setup, loaded: Loaded) -> float:
-    """The planned page against the others, each with its own plan: the mean over batches of a step at 1,024 tokens."""
+def pages(here: Setup, loaded: Loaded) -> list[float]:
+    """The planned page against the others, each with its own plan: a share a batch, of a step at 1,024 tokens."""
     times = {}
     for page in PAGE_SIZES:
         plan = with_page(here, page)
         device = loaded.device(small(plan, graph_batch_sizes=(1, 16, 64)))
         times[page] = [_step(device, small(plan), batch, 1024) for batch in (1, 16, 64)]
         device.close()
-    scores = {page: statistics.fmean(t / b for t, b in zip(times[page], map(min, zip(*times.values(), strict=True)), strict=True))
-              for page in times}  # fmt: skip
     print(
         f"    pages { ({page: [round(1e3 * t, 3) for t in ts] for page, ts in times.items()}) } planned {here.plan.page_size}"
     )
-    return min(scores.values()) / scores[here.plan.page_size]
+    return [
+        min(column) / own
+        for column, own in zip(zip(*times.values(), strict=True), times[here.plan.page_size], strict=True)
+    ]
 
 
 def small(plan: Plan, **changes: Any) -> Plan:
@@ -127,41 +130,42 @@ def _step(device: CudaDevice, plan: Plan, batch: int, context: int) -> float:
     return statistics.median(step_seconds(device, decode_batch(plan, batch, context), STEPS))
 
 
-def graphs(here: Setup, loaded: Loaded) -> float:
-    """The planned sizes against other sets: the mean step over all batches, each padded to the next size it has."""
+def graphs(here: Setup, loaded: Loaded) -> list[float]:
+    """The planned sizes against other sets: the mean step over few, some and many sequences, each padded to the next size."""
     fine = sorted({size for sizes in (*GRAPH_SETS.values(), here.plan.graph_batch_sizes) for size in sizes})
     plan = small(here.plan, graph_batch_sizes=tuple(fine))
     device = loaded.device(plan)
     cost = {size: _step(device, plan, size, 512) for size in fine}
     device.close()
 
-    def mean(sizes: Iterable[int]) -> float:
+    def means(sizes: Iterable[int]) -> list[float]:
         ordered = sorted(sizes)
-        return statistics.fmean(cost[next(size for size in ordered if size >= batch)] for batch in range(1, 257))
+        padded = {batch: cost[next(size for size in ordered if size >= batch)] for batch in range(1, 257)}
+        return [statistics.fmean(padded[batch] for batch in span) for span in BATCH_SPANS]
 
     sets = {**GRAPH_SETS, "planned": here.plan.graph_batch_sizes}
-    means = {name: mean(sizes) for name, sizes in sets.items()}
-    print(f"    graphs { ({name: (len(sets[name]), round(1e3 * t, 4)) for name, t in means.items()}) }")
-    return min(means.values()) / means["planned"]
+    found = {name: means(sizes) for name, sizes in sets.items()}
+    print(f"    graphs { ({name: (len(sets[name]), [round(1e3 * t, 3) for t in ts]) for name, ts in found.items()}) }")
+    return [min(column) / own for column, own in zip(zip(*found.values(), strict=True), found["planned"], strict=True)]
 
 
-def chunks(here: Setup, loaded: Loaded) -> float:
-    """The planned chunk against others that meet the plan's own latency target, in tokens a second of whole chunks."""
-    most = max(CHUNKS)
-    rates = {}
+def chunks(here: Setup, loaded: Loaded) -> list[float]:
+    """The planned chunk against others that take at most `MAX_CHUNK_SECONDS`, in tokens a second: a share a repeat."""
+    rates: dict[int, list[float]] = {}
     for chunk in sorted({*CHUNKS, here.plan.max_batch_tokens}):
-        plan = small(here.plan, max_batch_tokens=max(chunk, most), graph_batch_sizes=())
+        plan = small(here.plan, max_batch_tokens=max(chunk, max(CHUNKS)), graph_batch_sizes=())
         device = loaded.device(plan)
-        batch = prefill_batch(plan, here.source.config, chunk)
-        seconds = statistics.median(step_seconds(device, batch, 4))
+        rates[chunk] = [chunk / s for s in step_seconds(device, prefill_batch(plan, here.source.config, chunk), 4)]
         device.close()
-        rates[chunk] = chunk / seconds
-    target = max(here.plan.max_batch_tokens, *(c for c in rates if c / rates[c] <= 0.05), 0)
-    allowed = {chunk: rate for chunk, rate in rates.items() if chunk <= target}
+    planned = here.plan.max_batch_tokens
+    allowed = [
+        chunk for chunk in rates if chunk <= planned or chunk / statistics.median(rates[chunk]) <= MAX_CHUNK_SECONDS
+    ]
+    best = max(statistics.median(rates[chunk]) for chunk in allowed)
     print(
-        f"    chunks { ({chunk: round(rate) for chunk, rate in rates.items()}) } planned {here.plan.max_batch_tokens}"
+        f"    chunks { ({chunk: round(statistics.median(rate)) for chunk, rate in rates.items()}) } planned {planned}"
     )
-    return rates[here.plan.max_batch_tokens] / max(allowed.values())
+    return [min(rate / best, 1.0) for rate in rates[planned]]
 
 
 def prefill_batch(plan: Plan, model: ModelConfig, tokens: int, prompt: int = 512) -> StepBatch:
@@ -193,11 +197,11 @@ def prefill_batch(plan: Plan, model: ModelConfig, tokens: int, prompt: int = 512
 def plan_quality(here: Setup, loaded: Loaded) -> list[Result]:
     """A result a choice."""
     shares: dict[str, list[float]] = attention(here)
-    steps: dict[str, Callable[[Setup, Loaded], float]] = {
+    steps: dict[str, Callable[[Setup, Loaded], list[float]]] = {
         "page-size": pages, "graph-buckets": graphs, "chunk-size": chunks,
     }  # fmt: skip
     for choice, measure in steps.items():
-        shares[choice] = [measure(here, loaded)]
+        shares[choice] = measure(here, loaded)
     results: list[Result] = []
     for choice, samples in shares.items():
         note = f"mean of {len(samples)} shapes, least {min(samples):.3f}; selecting all took {here.tuning_seconds:.0f} s a model"

@@ -51,12 +51,15 @@ def records_of(body: dict[str, Any]) -> list[record.Record]:
     made = []
     for result in body["results"]:
         model, bench, case = body["model"], result["bench"], result["case"]
+        if len(result["samples"]) < record.MIN_NUM_SAMPLES:
+            print(f"left out: {model} {bench} {case} has {len(result['samples'])} samples of {record.MIN_NUM_SAMPLES}")
+            continue
         peer = PEER.get((model, bench if bench == "nano" else f"{bench}-{case}"))
         entry = record.make_record(
             bench=bench,
             case=case_of(model, bench, case),
             metric=result["metric"],
-            unit="x" if result["metric"] in RATIOS else UNITS[result["metric"]],
+            unit="ratio" if result["metric"] in RATIOS else UNITS[result["metric"]],
             samples=result["samples"],
             predicted=result.get("predicted"),
             command=f"python -m benchmarks.{COMMANDS.get(bench, 'engine_gpu')} {model}",
