@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -120,16 +121,22 @@ class CellProcess:
 class Cell:
     """The processes that belong together."""
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """`environ`: further variables of every process."""
+    def __init__(
+        self,
+        environ: Mapping[str, str] | None = None,
+        controller: Sequence[str] = (),
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`environ`: further variables of every process. `controller`: its flags. `credentials`: of clients, under TLS."""
         self._environ = dict(environ or {})
+        self.credentials = credentials
         self.agents: dict[str, CellProcess] = {}
         self._agent_metrics: dict[str, str] = {}
         self.agent_address: dict[str, str] = {}
         self.gateway: CellProcess | None = None
         self.url = ""
         self._port = 0
-        self.start_controller()
+        self.start_controller(*controller)
 
     def start_controller(self, *flags: str) -> None:
         """The controller; a later one takes the first one's port."""
@@ -147,6 +154,7 @@ class Cell:
         agent_id: str,
         *flags: str,
         wait: bool = True,
+        prefix: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         log: Path | None = None,
     ) -> CellProcess:
@@ -155,7 +163,7 @@ class Cell:
         agent = self.agents[agent_id] = CellProcess(
             "dragoman_agent.main", *device, "--port", "0", "--metrics-port", "0", "--agent-id", agent_id,
             "--controllers", self.controller_address, "--log-level", "warning", *flags,
-            environ={**self._environ, **(environ or {})}, log=log,
+            prefix=prefix, environ={**self._environ, **(environ or {})}, log=log,
         )  # fmt: skip
         if wait:
             self.wait_agent(agent_id)
@@ -224,6 +232,10 @@ class Cell:
             found[f"{agent_id} waiting"] = self.agent_metric(agent_id, "dragoman_requests_waiting")
             found[f"{agent_id} KV blocks in use"] = self.kv_blocks_in_use(agent_id)
         return {name: value for name, value in found.items() if value}
+
+    def metrics_address(self, agent_id: str) -> str:
+        """Where an agent's /metrics is."""
+        return self._agent_metrics[agent_id]
 
     def kv_blocks_in_use(self, agent_id: str) -> float:
         """Blocks that are neither free nor idle in the prefix cache."""

@@ -1,6 +1,6 @@
 """Fault tests: each proves that its fault happened, then checks what must hold. `make faults` runs all of them.
 
-`make test` collects F1 and F16 only, with few streams. Without --record nothing is written.
+`make test` collects SHORT_FILES only, with few streams. Without --record nothing is written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Figures:
             make_record(
                 bench=fault, case=load, metric=metric, unit=UNITS.get(metric, "1"), samples=values, predicted=None,
                 command="make faults RECORD=1", packages=("grpcio", "uvloop"), device="null",
-                note="worst of the runs: " + f"{max(values):.4g}; on 2 shared cores",
+                note=f"worst of the runs: {max(values):.4g}; on {os.cpu_count()} shared cores, load average {os.getloadavg()[1]:.1f}",
             )
             for (fault, load, metric), values in self.samples.items()
             if len(values) >= MIN_NUM_SAMPLES and statistics.median(values) == statistics.median(values)

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import grpc
 import httpx
 from benchmarks.cell import Cell
 from benchmarks.streams import Stream, read_client, read_gateway, until_flowing
 from tests.faults.checks import num_duplicated, num_lost, stalls
 
 from dragoman import AsyncClient, RetryPolicy
-from dragoman.channel import channel_options
+from dragoman.tls import open_channel
 from dragoman.v1 import agent_pb2, fleet_service_pb2, fleet_service_pb2_grpc
 
 Expected = dict[str, list[int]]
@@ -45,7 +44,9 @@ async def readers_of(cell: Cell) -> AsyncIterator[Readers]:
     """Readers for a cell."""
     limits = httpx.Limits(max_connections=4096, max_keepalive_connections=64)
     async with (
-        AsyncClient(cell.controller_address, retry=RetryPolicy(budget=10_000.0)) as client,
+        AsyncClient(
+            cell.controller_address, credentials=cell.credentials, retry=RetryPolicy(budget=10_000.0)
+        ) as client,
         httpx.AsyncClient(base_url=cell.url, limits=limits) as http,
     ):
         yield Readers(client, http)
@@ -66,9 +67,9 @@ class FleetWatch:
     def __init__(self) -> None:
         self.changes: list[Change] = []
 
-    async def run(self, address: str) -> None:
+    async def run(self, cell: Cell) -> None:
         """Follow until cancelled."""
-        async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+        async with open_channel(cell.controller_address, cell.credentials) as channel:
             call = fleet_service_pb2_grpc.FleetServiceStub(channel).WatchFleet(fleet_service_pb2.WatchFleetRequest())
             async for update in call:
                 now = time.monotonic()
@@ -115,8 +116,9 @@ async def disturb(
     fault: Callable[[str], Awaitable[None]],
     *,
     is_noticed: bool = True,
+    victim: str = "",
 ) -> Run:
-    """Run the prompts twice, the second time with `fault(agent_id)` on the agent with most streams.
+    """Run the prompts twice, the second time with `fault(agent_id)` on the victim, by default the agent with most streams.
 
     `is_noticed`: the controller must see the agent leave; where it need not, `detect_seconds` is not a number.
     """
@@ -124,12 +126,12 @@ async def disturb(
     before = cell.gateway_metric("dragoman_resumes_total", result="ok")
     async with readers_of(cell) as readers:
         expected = await undisturbed(readers, via, prompts, num_tokens)
-        watching = asyncio.create_task(watch.run(cell.controller_address))
+        watching = asyncio.create_task(watch.run(cell))
         streams = [Stream(prompt) for prompt in prompts]
         reading = asyncio.create_task(readers.follow(via, streams, num_tokens))
         try:
             await until_flowing(streams, num_tokens // 20)
-            agent_id = max(cell.agents, key=lambda name: sum(stream.agent_id == name for stream in streams))
+            agent_id = victim or max(cell.agents, key=lambda name: sum(stream.agent_id == name for stream in streams))
             victims = [s for s in streams if s.agent_id == agent_id and len(s.token_ids) < num_tokens]
             assert victims, "no stream was under way when the fault was made"
             fault_time = time.monotonic()

@@ -23,7 +23,9 @@ NUM_STREAMS = 32 if FULL else 8
 NUM_TOKENS = 300
 SPEED = ("--null-speed", "10", "--log-level", "info", "--drain-notice", "0")
 PROMPTS = [f"stream {index}" for index in range(NUM_STREAMS)]
-UNKNOWN_XIDS = range(5000, 5120)  # only noted in the log, and many enough to fill its last page
+LOST = "dragoman_log_records_lost_total"
+TOLD = "log records before this one were lost: No space left on device"
+FIRST_UNKNOWN_XID, NUM_XIDS = 5000, 130  # only noted in the log, and many enough to fill its last page
 
 Logged = tuple[Cell, Disk, dict[str, Injection]]
 
@@ -46,17 +48,31 @@ def logged(tmp_path: Path) -> Iterator[Logged]:
             cell.close()
 
 
-async def test_f14_no_room_for_logs(logged: Logged, figures: Figures) -> None:
+async def test_f14_no_room_for_logs(logged: Logged, figures: Figures, num_runs: int) -> None:
+    cell, disk, _ = logged
+    for run in range(num_runs):
+        await fill_once(logged, run, figures)
+    disk.fill()
+    leaving = cell.agents["agent-1"].popen
+    leaving.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(leaving.wait, 20) == 0, "the agent ended badly for want of room for its log"
+
+
+async def fill_once(logged: Logged, number: int, figures: Figures) -> None:
     cell, disk, injections = logged
-    lost = "dragoman_log_records_lost_total"
     before = cell.footprint()
+    lost = {agent_id: cell.agent_metric(agent_id, LOST) for agent_id in injections}
+    xids = range(FIRST_UNKNOWN_XID, FIRST_UNKNOWN_XID + (number + 1) * NUM_XIDS)
+    told_before = cell.agents["agent-0"].log_text().count(TOLD)
 
     async def fill(_: str) -> None:
         await asyncio.to_thread(disk.fill)
         for agent_id, injection in injections.items():
-            injection.report_xids(*UNKNOWN_XIDS)
+            injection.report_xids(*xids)
             await asyncio.to_thread(
-                wait_until, lambda name=agent_id: cell.agent_metric(name, lost) > 0, "a record is lost and counted"
+                wait_until,
+                lambda name=agent_id: cell.agent_metric(name, LOST) > lost[name],
+                "a record is lost and counted",
             )
 
     run = await disturb(cell, "both", PROMPTS, NUM_TOKENS, fill, is_noticed=False)
@@ -64,15 +80,11 @@ async def test_f14_no_room_for_logs(logged: Logged, figures: Figures) -> None:
     check_streams(run.streams, run.expected)
     assert run.num_resumed == 0, "a stream was moved for a log"
     disk.empty()
-    injections["agent-0"].report_xids(*UNKNOWN_XIDS, 5120, 5121)
+    for injection in injections.values():
+        injection.report_xids(*xids, xids.stop, xids.stop + 1)
     log = cell.agents["agent-0"].log_text
-    told = "log records before this one were lost: No space left on device"
-    await asyncio.to_thread(wait_until, lambda: log().count(told) == 1, "the log tells of what it lacks")
+    await asyncio.to_thread(wait_until, lambda: log().count(TOLD) == told_before + 1, "the log tells of what it lacks")
     settle(cell, before)
-    disk.fill()
-    leaving = cell.agents["agent-1"].popen
-    leaving.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(leaving.wait, 20) == 0, "the agent ended badly for want of room for its log"
 
 
 @pytest.mark.skipif(not FULL, reason="measures the CPU anew and compiles for it: make faults")
@@ -94,7 +106,7 @@ async def test_f14_no_room_for_caches(tmp_path: Path) -> None:
                 answer = await client.complete("Hello", max_output_tokens=8, ignore_eos=True)
             assert answer.usage.output_tokens == 8
             assert "the profile cannot be cached" in agent.log_text()
-            assert metric_sum(serving["metrics"], "dragoman_log_records_lost_total") == 0
+            assert metric_sum(serving["metrics"], LOST) == 0
             assert sorted(path.name for path in disk.path.rglob("*") if path.is_file()) == ["filler"], (
                 "half a file is left"
             )

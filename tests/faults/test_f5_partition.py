@@ -1,0 +1,93 @@
+"""F5: an agent in a network namespace is cut off, both ways and one way, under mutual TLS as between hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from benchmarks.cell import Cell
+from tests.controller.authority import Authority
+from tests.faults.checks import check_streams, settle, stalls
+from tests.faults.conftest import FULL, Figures
+from tests.faults.drive import disturb, figures_of
+from tests.faults.namespace import Cut, Namespace, namespace
+
+NUM_STREAMS = 32 if FULL else 8
+NUM_TOKENS = 300
+SPEED = ("--null-speed", "10")
+PROMPTS = [f"stream {index}" for index in range(NUM_STREAMS)]
+NOTICED_SECONDS, RESUMED_SECONDS, FREED_SECONDS = (
+    3.5,
+    8.5,
+    15.0,
+)  # 3, 7 and 15 of the design, and the machine's own delay
+FAR, NEAR = "agent-0", "agent-1"
+
+Parted = tuple[Cell, Namespace, str]
+
+
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parted]:
+    """A cell of which one agent is in the namespace, and that agent's metrics address."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = Authority.named("cell")
+    with namespace() as there:
+        certificate, key = authority.issue("client")
+        credentials = grpc.ssl_channel_credentials(authority.certificate, key, certificate)
+        tls = ["--tls-client-ca" if flag == "--tls-ca" else flag for flag in authority.write(folder / "c", there.here)]
+        cell = Cell(controller=("--host", there.here, *tls), credentials=credentials)
+        try:
+            for agent_id, host, prefix in ((FAR, there.there, there.prefix), (NEAR, there.here, ())):
+                flags = (*SPEED, "--host", host, *authority.write(folder / agent_id, agent_id))
+                cell.start_agent(agent_id, *flags, prefix=prefix, wait=False)
+            for agent_id in (FAR, NEAR):
+                cell.wait_agent(agent_id)
+            cell.start_gateway(*authority.write(folder / "gateway", "gateway"))
+            yield cell, there, cell.metrics_address(FAR)
+        finally:
+            there.heal()
+            cell.close()
+
+
+@pytest.mark.parametrize("how", ["both ways", "to it", "from it"])
+async def test_f5_a_cut_is_noticed_resumed_and_freed(parted: Parted, how: Cut, figures: Figures, num_runs: int) -> None:
+    cell, there, metrics = parted
+    for _ in range(num_runs):
+        await part(cell, there, metrics, how, figures)
+
+
+async def part(cell: Cell, there: Namespace, metrics: str, how: Cut, figures: Figures) -> None:
+    before = cell.footprint()
+    in_use: list[float] = []
+    cut_at = 0.0
+
+    def blocks_in_use() -> float:
+        name = "dragoman_kv_blocks"
+        return there.metric(metrics, f'{name}{{state="total"}}') - there.metric(metrics, f'{name}{{state="free"}}')
+
+    async def cut(_: str) -> None:
+        nonlocal cut_at
+        in_use.append(await asyncio.to_thread(blocks_in_use))
+        await asyncio.to_thread(there.cut, how)
+        cut_at = time.monotonic()
+
+    try:
+        run = await disturb(cell, "both", PROMPTS, NUM_TOKENS, cut, victim=FAR)
+        assert in_use[0] > 0, "nothing ran on the agent that was cut off"
+        while left := await asyncio.to_thread(blocks_in_use):
+            assert time.monotonic() - cut_at < 2 * FREED_SECONDS, f"the run that was cut off goes on: {left} blocks"
+            await asyncio.sleep(0.2)
+        freed = time.monotonic() - cut_at
+    finally:
+        there.heal()
+    figures.add("F5", f"{how.replace(' ', '-')}-{NUM_STREAMS}", freed_seconds=freed, **figures_of(run))
+    check_streams(run.streams, run.expected)
+    assert run.num_resumed >= len(run.victims) > 0
+    assert run.detect_seconds <= NOTICED_SECONDS
+    assert stalls(run.victims)["stall_p99"] <= RESUMED_SECONDS
+    assert freed <= FREED_SECONDS
+    cell.wait_serving(2)
+    settle(cell, before)
