@@ -8,25 +8,19 @@ ahead of: then the text of step n is made while step n + 1 runs.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from dragoman.prefix_hash import root_hash
 from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import BlockDevice, Device, StepHandle, StepResult
-from dragoman_agent.engine import intake
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
-from dragoman_agent.engine.compiling import CompilingRequests
-from dragoman_agent.engine.constraints import nothing_left
-from dragoman_agent.engine.events import Event, closing_delta, failed, finished, logprob_entries
+from dragoman_agent.engine.events import logprob_entries
 from dragoman_agent.engine.exchange import BlockExchange
-from dragoman_agent.engine.grammar import CompiledGrammar, GrammarError
+from dragoman_agent.engine.live_requests import Clock, LiveRequests
 from dragoman_agent.engine.messages import (
     Cancel,
     Credit,
@@ -34,21 +28,17 @@ from dragoman_agent.engine.messages import (
     Embedded,
     Load,
     LogprobEntry,
-    Opened,
     Start,
     StartEmbed,
     Step,
     Tune,
 )
-from dragoman_agent.engine.output import Piece
-from dragoman_agent.engine.prompt_scores import PromptScores
-from dragoman_agent.engine.request import Request, Sequence, Status, new_request
+from dragoman_agent.engine.request import Request, Sequence, Status
 from dragoman_agent.engine.scheduler import Scheduler
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
 
 Command = Start | StartEmbed | Cancel | Credit | Tune
-Clock = Callable[[], float]
 
 
 class _InFlight(NamedTuple):
@@ -75,17 +65,14 @@ class EngineCore:
         """`vocab_size`: width of the logits; None is the tokenizer's. `run_ahead` False waits for each step's tokens."""
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         self.scheduler = Scheduler(plan)
-        self.requests: dict[str, Request] = {}
         self._device = device
         self.exchange = (
             BlockExchange(device, self.scheduler.pool, plan.max_num_seqs) if isinstance(device, BlockDevice) else None
         )
-        self._tokenizer = tokenizer
-        self._model_digest = model_digest
+        self._live = LiveRequests(self.scheduler, tokenizer, model_digest, plan, clock, vocab_size)
         self._plan = plan
         self._clock = clock
         self._builder = BatchBuilder(plan, vocab_size)
-        self._compiling = CompilingRequests(tokenizer, vocab_size)
         self._in_flight: deque[_InFlight] = deque()
         self._max_in_flight = 2 if run_ahead else 1
         # Tokens of the last step, not yet handed out; entries of a list belong together.
@@ -93,9 +80,6 @@ class EngineCore:
         self._sampled_ids: list[int] = []
         self._sampled_logprobs: dict[int, list[LogprobEntry]] = {}  # by index, where asked for
         self._sampled_at = 0.0
-        self._events: list[Event] = []
-        self._deadlines: list[tuple[float, int, Request]] = []
-        self._order = itertools.count()
         self._step_count = 0
         self._last_counts = (0, 0)
         self._step_seconds = 0.0
@@ -106,7 +90,7 @@ class EngineCore:
     def receive(self, command: Command) -> None:
         """Take one command. A bad one is answered by a Failed event, never by an exception."""
         if isinstance(command, Start | StartEmbed):
-            self._start(command)
+            self._live.start(command)
             return
         if isinstance(command, Tune):
             self.scheduler.tune(command)
@@ -115,126 +99,25 @@ class EngineCore:
         if request is None:
             return
         if isinstance(command, Cancel):
-            self._cancel(request)
+            self._live.cancel(request)
         else:
             self.scheduler.grant(request, command.until, self._clock())
-
-    def _start(self, message: Start | StartEmbed) -> None:
-        refusal = intake.refusal(message, self.requests.keys(), self.scheduler.capacity_tokens, self._plan)
-        if refusal is not None:
-            self._events.append(refusal)
-            return
-        now = self._clock()
-        salt = message.cache_salt if isinstance(message, Start) else ""
-        root = root_hash(self._model_digest, cache_salt=salt)
-        request = new_request(message, now, root, self._plan.page_size, self.scheduler.capacity_tokens)
-        self.requests[request.request_id] = request
-        if isinstance(message, Start):
-            for sequence in request.sequences:
-                self._open_output(message, sequence)
-        if request.deadline is not None:
-            if len(self._deadlines) > 2 * len(self.requests) + 64:
-                # Requests that ended long before their deadline would pile up here.
-                self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
-                heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, (request.deadline, next(self._order), request))
-        if isinstance(message, Start):
-            self._admit_start(message, request, now)
-        else:
-            self.scheduler.add(request, now)
-
-    def _admit_start(self, message: Start, request: Request, now: float) -> None:
-        sampling = message.sampling
-        if sampling.num_prompt_logprobs >= 0 and request.sequences:
-            request.scores = PromptScores(len(message.prompt_ids), sampling.num_prompt_logprobs)
-        if sampling.grammar is not None:
-            for sequence in request.sequences:
-                if sequence.status is Status.WAITING:
-                    sequence.move_to(Status.BLOCKED)
-            self._compiling.add(request, sampling.grammar, now)
-            return
-        if request.scores is not None and request.scores.is_complete:
-            self._events.append(request.scores.opened(request.request_id))  # a prompt of one token
-        self.scheduler.add(request, now)
-        self._finish_if_done(request)
-
-    def _admit_compiled(self, now: float) -> None:
-        """Let the requests go on whose grammar is compiled; refuse those whose cannot be."""
-        for request, outcome in self._compiling.ready(now):
-            if isinstance(outcome, GrammarError):
-                assert request.sampling.grammar is not None
-                param = f"sampling.grammar.{request.sampling.grammar.kind}"
-                self.fail(request, error_pb2.ERROR_REASON_INVALID_REQUEST, f"{param}: {outcome}", param)
-                continue
-            if not self._start_forms(request, outcome):
-                continue
-            if request.scores is None or request.scores.is_complete:
-                opened = (
-                    Opened(request.request_id) if request.scores is None else request.scores.opened(request.request_id)
-                )
-                self._events.append(opened)
-            for sequence in request.sequences:
-                if sequence.form is None:
-                    continue
-                sequence.move_to(Status.WAITING)
-                if sequence.form.is_complete and sequence.output is not None:
-                    sequence.move_to(Status.FINISHED)
-                    request.num_unfinished -= 1
-                    piece = Piece(sequence.output.flush(), "stop", None, None)
-                    self._events.append(closing_delta(sequence, piece))
-            self.scheduler.add(request, now)
-            self._finish_if_done(request)
-
-    def _start_forms(self, request: Request, compiled: CompiledGrammar) -> bool:
-        """Give each open choice its place in the grammar, what was delivered replayed; False when that does not fit."""
-        for sequence in request.sequences:
-            if sequence.status is not Status.BLOCKED:
-                continue
-            sequence.form = form = compiled.start()
-            form.take(sequence.token_ids[sequence.num_prompt :])
-            if form.failure:
-                reason = error_pb2.ERROR_REASON_RESUME_REFUSED
-                text = f"resume.choices: what was delivered of choice {sequence.choice} does not fit the grammar"
-                self.fail(request, reason, text, "resume.choices")
-                return False
-        return True
 
     @property
     def is_compiling(self) -> bool:
         """Whether requests wait for their grammar."""
-        return len(self._compiling) > 0
+        return self._live.num_compiling > 0
 
-    def _open_output(self, message: Start, sequence: Sequence) -> None:
-        """The output stream of a choice, with what was delivered before a resume replayed."""
-        piece = intake.open_output(message, sequence, self._tokenizer)
-        if piece.finish:
-            sequence.move_to(Status.FINISHED)
-            sequence.request.num_unfinished -= 1
-            self._events.append(closing_delta(sequence, piece))
-
-    def _cancel(self, request: Request) -> None:
-        for sequence in request.sequences:
-            if sequence.status is not Status.FINISHED and sequence.output is not None:
-                piece = Piece(sequence.output.flush(), "cancelled", None, None)
-                self._events.append(closing_delta(sequence, piece))
-        self._end(request, finished(request, self._clock(), cancelled=True))
-
-    def fail(self, request: Request, reason: error_pb2.ErrorReason, message: str, param: str = "") -> None:
-        """End a request with a Failed event and free all it held. `param` is the field that is to blame."""
-        self._end(request, failed(request, reason, message, param))
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """The live requests by id."""
+        return self._live.by_id
 
     def fail_all(self, reason: error_pb2.ErrorReason, message: str) -> Step:
         """End every request; the frame that says so."""
         for request in list(self.requests.values()):
-            self.fail(request, reason, message)
+            self._live.fail(request, reason, message)
         return self._frame()
-
-    def _end(self, request: Request, event: Event) -> None:
-        request.is_over = True
-        alive = [s for s in request.sequences if s.status is not Status.FINISHED]
-        self.scheduler.leave(alive, Status.FINISHED)
-        del self.requests[request.request_id]
-        self._events.append(event)
 
     def turn(self, send: Callable[[Step], None]) -> bool:
         """Keep the device supplied, collect a step, and `send` a frame of each; False when no step was under way.
@@ -256,9 +139,9 @@ class EngineCore:
         """Decide the next steps and hand them to the device. Raises DeviceError."""
         begun = time.perf_counter()
         now = self._clock()
-        self._expire(now)
-        if self._compiling:
-            self._admit_compiled(now)
+        self._live.expire(now)
+        if self._live.num_compiling:
+            self._live.admit_compiled(now)
         self._host_seconds += time.perf_counter() - begun
         flights = self._in_flight
         while len(flights) < self._max_in_flight and not (flights and flights[-1].built.is_serial):
@@ -287,7 +170,7 @@ class EngineCore:
         """The frame of what was collected; None when there is nothing to say."""
         begun = time.perf_counter()
         self._hand_out()
-        if not self._events and not any(self._last_counts):
+        if not self._live.events and not any(self._last_counts):
             return None
         self._host_seconds += time.perf_counter() - begun
         return self._frame()
@@ -312,15 +195,7 @@ class EngineCore:
     @property
     def has_output(self) -> bool:
         """Whether `emit` has something to say."""
-        return bool(self._sampled or self._events or any(self._last_counts))
-
-    def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
-            if not request.is_over:
-                self.fail(request, error_pb2.ERROR_REASON_DEADLINE_EXCEEDED, intake.deadline_message(request, now))
-        for request in self.scheduler.credit_timeouts(now):
-            self.fail(request, error_pb2.ERROR_REASON_CREDIT_TIMEOUT, intake.CREDIT_TIMEOUT_MESSAGE)
+        return bool(self._sampled or self._live.events or any(self._last_counts))
 
     def _note_start(self, sequence: Sequence, now: float) -> None:
         request = sequence.request
@@ -361,7 +236,7 @@ class EngineCore:
             if sequence.future_step == step:
                 sequence.future_step = 0
             if not all_finite and not result.finite[index]:
-                self._fail_non_finite(sequence)
+                self._live.fail_non_finite(sequence)
                 continue
             tokens = sequence.token_ids
             num_tokens = len(tokens)
@@ -372,7 +247,7 @@ class EngineCore:
             if form is not None:
                 form.take([token_id])
                 if form.failure:
-                    self._fail_form(sequence, form.failure)
+                    self._live.fail_form(sequence, form.failure)
                     continue
             if (
                 num_tokens + 1 >= sequence.max_num_tokens
@@ -395,10 +270,10 @@ class EngineCore:
             if sequence.status is not Status.RUNNING or sequence.cut_step >= built.batch.step:
                 continue
             if not np.isfinite(vector).all():
-                self._fail_non_finite(sequence)
+                self._live.fail_non_finite(sequence)
                 continue
             self.scheduler.publish(sequence, len(sequence.token_ids))
-            self._end(sequence.request, Embedded(sequence.request.request_id, vector.tolist()))
+            self._live.end(sequence.request, Embedded(sequence.request.request_id, vector.tolist()))
 
     def _take_scores(self, scored: list[tuple[Request, range]], result: StepResult) -> None:
         first = 0
@@ -409,22 +284,9 @@ class EngineCore:
             if request.is_over or scores is None:
                 continue
             if not scores.take(positions, rows, result):
-                self._fail_non_finite(request.sequences[0])
+                self._live.fail_non_finite(request.sequences[0])
             elif scores.is_complete:
-                self._events.append(scores.opened(request.request_id))
-
-    def _fail_form(self, sequence: Sequence, reason: str) -> None:
-        kind = sequence.request.sampling.grammar
-        param = f"sampling.grammar.{kind.kind}" if kind is not None else "sampling.grammar"
-        text = f"{param}: it became too hard to follow after {sequence.num_output} tokens ({reason}); make it simpler"
-        self.fail(sequence.request, error_pb2.ERROR_REASON_INVALID_REQUEST, text, param)
-
-    def _fail_non_finite(self, sequence: Sequence) -> None:
-        if nothing_left(sequence):
-            self.fail(sequence.request, error_pb2.ERROR_REASON_INVALID_REQUEST, intake.NOTHING_LEFT_MESSAGE, "sampling")
-            return
-        self.scheduler.forget(sequence)
-        self.fail(sequence.request, error_pb2.ERROR_REASON_NON_FINITE_LOGITS, intake.NON_FINITE_MESSAGE)
+                self._live.events.append(scores.opened(request.request_id))
 
     # Events.
 
@@ -432,7 +294,7 @@ class EngineCore:
         sampled, self._sampled = self._sampled, []
         token_ids, self._sampled_ids = self._sampled_ids, []
         logprobs, self._sampled_logprobs = self._sampled_logprobs, {}
-        events = self._events
+        events = self._live.events
         for index, (sequence, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
             output = sequence.output
             if sequence.status is Status.FINISHED or output is None:
@@ -460,21 +322,10 @@ class EngineCore:
                 )
             )
             if finish:
-                self._finish_choice(sequence)
-
-    def _finish_choice(self, sequence: Sequence) -> None:
-        request = sequence.request
-        self.scheduler.leave([sequence], Status.FINISHED)
-        request.num_unfinished -= 1
-        self.scheduler.unblock(request, self._clock())
-        self._finish_if_done(request)
-
-    def _finish_if_done(self, request: Request) -> None:
-        if request.num_unfinished == 0 and not request.is_over:
-            self._end(request, finished(request, self._clock(), cancelled=False))
+                self._live.finish_choice(sequence)
 
     def _frame(self) -> Step:
-        events, self._events = self._events, []
+        events = self._live.take_events()
         stored, removed = self.scheduler.pool.take_events()
         step = Step(
             self._step_count,
@@ -494,7 +345,7 @@ class EngineCore:
         num_prefill, num_decode = self._last_counts
         return Load(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.blocked) + len(scheduler.parked) + len(self._compiling),
+            waiting=len(scheduler.waiting) + len(scheduler.blocked) + len(scheduler.parked) + self._live.num_compiling,
             free_blocks=scheduler.pool.num_free,
             cached_blocks=scheduler.pool.num_cached,
             total_blocks=scheduler.pool.num_blocks - 1,

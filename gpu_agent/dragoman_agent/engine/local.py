@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from dragoman_agent.device.base import Device
-from dragoman_agent.engine.core import Clock, Command, EngineCore
+from dragoman_agent.engine.core import Command, EngineCore
 from dragoman_agent.engine.events import Event
+from dragoman_agent.engine.live_requests import Clock
 from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
 from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.plan import Plan

@@ -133,7 +133,7 @@ def test_stored_units_are_told_by_their_first_eight_bytes(lab: Any, start: Any) 
     engine = lab(page_size=128)
     prompt = [i % 199 for i in range(300)]
     engine.run(start("a", prompt, 4))
-    digest = bytes.fromhex(engine.core._model_digest.hex())
+    digest = bytes.fromhex(engine.core._live._model_digest.hex())
     expected = [h[:8] for h in prefix_hashes(root_hash(digest), prompt)]
     assert [u for step in engine.steps for u in step.stored_hashes] == expected[:4]
 
@@ -180,7 +180,7 @@ def test_deadlines_of_requests_that_ended_are_forgotten(lab: Any, start: Any) ->
     engine = lab()
     for i in range(300):
         engine.run(start(f"r{i}", "a", 1, deadline_seconds=1000.0))
-    assert len(engine.core._deadlines) < 100
+    assert len(engine.core._live._deadlines) < 100
 
 
 def test_no_token_beyond_the_credit_then_parked_then_failed(lab: Any, start: Any) -> None:
