@@ -205,7 +205,7 @@ class HardwareWatch:
 
     def steps_timed(self, steps: Sequence[tuple[int, int, float]]) -> None:
         """Decode steps that the loaded device timed, (batch, context, seconds): the step model is made anew from them."""
-        if not steps or self._pal.with_steps is None or self._pal.plan.pal is False:
+        if not steps or self._pal.with_steps is None or "pal" in self._pal.plan.switches_off:
             return
         self._make_plan = self._pal.with_steps(steps)
         result = replanning.replan(

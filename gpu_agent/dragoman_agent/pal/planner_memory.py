@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import pal_off
-from dragoman_agent.pal.changes import MemoryNeed, Options, Part, bytes_text, cheapest_changes, shortage_text
+from dragoman_agent.pal.changes import Growth, MemoryNeed, Options, Part, bytes_text, cheapest_changes, shortage_text
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import Limits, PlanError, need, optional, profile_inputs
 from dragoman_agent.pal.needs import known_models
@@ -152,7 +152,7 @@ def _does_not_fit(
     free: int,
     share: float,
 ) -> PlanError:
-    kv_grows = ("context",) if limits.max_context_tokens else ()
+    kv_grows: tuple[Growth, ...] = ("context",) if limits.max_context_tokens else ()
     parts = (
         Part("weights", sizes.weights, ("weights",)),
         Part("kv", kv_bytes, kv_grows),
