@@ -23,7 +23,15 @@ SHORT_FILES = (
     "test_f15_clock.py",
     "test_f22_versions.py",
 )
-UNITS = {"stall_p50": "s", "stall_p99": "s", "detect_seconds": "s", "exit_seconds": "s", "freed_seconds": "s"}
+UNITS = {
+    "stall_p50": "s",
+    "stall_p99": "s",
+    "detect_seconds": "s",
+    "exit_seconds": "s",
+    "freed_seconds": "s",
+    "rss_slope": "bytes/min",
+    "ttft_p99": "s",
+}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
