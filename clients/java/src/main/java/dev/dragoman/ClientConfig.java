@@ -49,8 +49,11 @@ public final class ClientConfig {
 
     private Builder() {}
 
-    /** The settings so far. */
+    /** The settings so far. Throws where a controller and an agent are both given. */
     public ClientConfig build() {
+      if (controller != null && agent != null) {
+        throw Errors.invalid("agent", "controller and agent are both given; a client talks to one of them");
+      }
       return new ClientConfig(this);
     }
 

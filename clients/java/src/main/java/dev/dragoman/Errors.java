@@ -9,6 +9,8 @@ import java.net.ConnectException;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.TimeoutException;
 
 /** From what the wire says to exceptions of the catalogue. */
 final class Errors {
@@ -34,6 +36,31 @@ final class Errors {
 
   static DragomanException deadlinePassed() {
     return new DragomanException(Reason.DEADLINE_EXCEEDED, "the deadline of the request passed");
+  }
+
+  static DragomanException closed() {
+    return new DragomanException(Reason.CANCELLED, "the stream was closed before its end");
+  }
+
+  static DragomanException internal(Throwable error) {
+    DragomanException failure = new DragomanException(Reason.INTERNAL, "the client failed: " + error);
+    failure.initCause(error);
+    return failure;
+  }
+
+  /** The failure of a future. */
+  static DragomanException of(Throwable error) {
+    Throwable plain = error instanceof CompletionException && error.getCause() != null ? error.getCause() : error;
+    if (plain instanceof DragomanException failure) {
+      return failure;
+    }
+    return plain instanceof TimeoutException ? deadlinePassed() : internal(plain);
+  }
+
+  /** The end of a stream that had been cut: what cut it comes first. */
+  static DragomanException notResumed(DragomanException cut, DragomanException error) {
+    return error.withMessage(
+        "the stream was cut (" + cut.getMessage() + ") and could not be resumed: " + error.getMessage());
   }
 
   /** The failure that a received detail tells. */

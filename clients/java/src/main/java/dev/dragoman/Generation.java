@@ -6,17 +6,15 @@ import dev.dragoman.Tickets.Grant;
 import dev.dragoman.v1.AcquireTicketRequest;
 import dev.dragoman.v1.GenerateRequest;
 import dev.dragoman.v1.GenerateResponse;
-import dev.dragoman.v1.GenerationFinished;
 import dev.dragoman.v1.GenerationStarted;
-import dev.dragoman.v1.ResumeRequest;
 import dev.dragoman.v1.Ticket;
 import io.grpc.SynchronizationContext;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
 import java.util.function.Supplier;
 
 /**
@@ -41,12 +39,12 @@ final class Generation implements Attempt.Follower {
   private final Context context;
   private final Supplier<CompletableFuture<Prepared>> prepare;
   private final Optional<Long> seedGiven;
-  private final long began = System.nanoTime();
+  private final Received received = new Received();
   private final Optional<Long> deadline;
   private final Pursuit pursuit;
   private final CompletableFuture<GenerationResult> outcome = new CompletableFuture<>();
   private final SynchronizationContext serial =
-      new SynchronizationContext((thread, error) -> end(Optional.of(internal(error))));
+      new SynchronizationContext((thread, error) -> end(Optional.of(Errors.internal(error))));
 
   private Reader reader;
   private boolean begun;
@@ -54,7 +52,6 @@ final class Generation implements Attempt.Follower {
   private long demand;
   private CompletableFuture<?> step; // under way before an agent is asked
   private Prepared request;
-  private Progress progress = new Progress(1);
   private Grant grant;
   private int grantIndex;
   private DragomanException firstRefusal;
@@ -62,10 +59,6 @@ final class Generation implements Attempt.Follower {
   private boolean accepted;
   private long numAsked; // messages asked for that have not come
   private Ticket origin; // where the stream was cut
-  private GenerationStarted firstStarted;
-  private Optional<Long> seed = Optional.empty();
-  private GenerationFinished finished = GenerationFinished.getDefaultInstance();
-  private Optional<Long> firstTokenAt = Optional.empty();
 
   // Read from any thread.
   private volatile Optional<String> requestId = Optional.empty();
@@ -81,7 +74,7 @@ final class Generation implements Attempt.Follower {
     this.context = context;
     this.prepare = prepare;
     this.seedGiven = seedGiven;
-    this.deadline = deadline.map(limit -> began + limit.toNanos());
+    this.deadline = deadline.map(limit -> received.began() + limit.toNanos());
     this.pursuit = new Pursuit(context.policy(), this.deadline);
   }
 
@@ -111,7 +104,7 @@ final class Generation implements Attempt.Follower {
         () -> {
           reader = taker;
           if (over) {
-            taker.ended(Optional.of(closed()));
+            taker.ended(Optional.of(Errors.closed()));
           }
         });
   }
@@ -138,19 +131,9 @@ final class Generation implements Attempt.Follower {
     serial.execute(
         () -> {
           if (!over) {
-            end(Optional.of(closed()));
+            end(Optional.of(Errors.closed()));
           }
         });
-  }
-
-  private static DragomanException closed() {
-    return new DragomanException(Reason.CANCELLED, "the stream was closed before its end");
-  }
-
-  private static DragomanException internal(Throwable error) {
-    DragomanException failure = new DragomanException(Reason.INTERNAL, "the client failed: " + error);
-    failure.initCause(error);
-    return failure;
   }
 
   /** Has the request admitted and accepted, once it is made. */
@@ -176,11 +159,12 @@ final class Generation implements Attempt.Follower {
           made -> {
             request = made;
             requestId = Optional.of(made.generate().getRequestId());
-            progress = new Progress(made.generate().getSampling().getNumChoices());
+            received.expect(made.generate().getSampling().getNumChoices());
             start();
           });
     } else {
-      AcquireTicketRequest message = acquireMessage(left);
+      AcquireTicketRequest message =
+          request.acquire(left, Optional.ofNullable(origin), pursuit.numResumes(), received.numTokens());
       await(
           context.tickets().acquire(message, left.orElse(Calls.QUEUE_TIMEOUT)),
           granted -> {
@@ -196,7 +180,7 @@ final class Generation implements Attempt.Follower {
   }
 
   /** Goes on with what a call gave, unless the stream has ended meanwhile. */
-  private <R> void await(CompletableFuture<R> call, java.util.function.Consumer<R> next) {
+  private <R> void await(CompletableFuture<R> call, Consumer<R> next) {
     step = call;
     var unused =
         call.whenComplete(
@@ -210,17 +194,9 @@ final class Generation implements Attempt.Follower {
                       if (error == null) {
                         next.accept(value);
                       } else {
-                        recover(failure(error), false);
+                        recover(Errors.of(error), false);
                       }
                     }));
-  }
-
-  private static DragomanException failure(Throwable error) {
-    Throwable plain = error instanceof CompletionException && error.getCause() != null ? error.getCause() : error;
-    if (plain instanceof DragomanException failure) {
-      return failure;
-    }
-    return plain instanceof java.util.concurrent.TimeoutException ? Errors.deadlinePassed() : internal(plain);
   }
 
   /** Sends the request to the agent of the ticket whose turn it is. */
@@ -266,9 +242,9 @@ final class Generation implements Attempt.Follower {
     try {
       if (!accepted) {
         started(attempt.accept(response));
-      } else if (progress.complete()) {
+      } else if (received.complete()) {
         // All tokens are here: what comes now is wanted for its figures only.
-        finished = response.getFinished();
+        received.finished(response.getFinished());
         end(Optional.empty());
         return;
       } else if (response.hasDelta()) {
@@ -287,8 +263,7 @@ final class Generation implements Attempt.Follower {
 
   private void started(GenerationStarted start) {
     accepted = true;
-    seed = Optional.of(start.getSeed());
-    firstStarted = firstStarted == null ? start : firstStarted;
+    received.started(start);
     pursuit.started();
     context.budget().succeeded();
   }
@@ -296,14 +271,11 @@ final class Generation implements Attempt.Follower {
   private void deliver(GenerateResponse response) {
     Optional<Token> token;
     try {
-      token = progress.take(response.getDelta());
+      token = received.take(response.getDelta());
     } catch (Progress.MisfitException error) {
       throw attempt.lost("sent a frame that does not fit: " + error.getMessage());
     }
     if (token.isPresent()) {
-      if (firstTokenAt.isEmpty()) {
-        firstTokenAt = Optional.of(System.nanoTime());
-      }
       pursuit.flowed();
       demand--;
       reader.token(token.get());
@@ -315,7 +287,7 @@ final class Generation implements Attempt.Follower {
     if (over || attempt == null || !accepted) {
       return;
     }
-    long wanted = progress.complete() ? 1 : Math.min(demand, MAX_AHEAD);
+    long wanted = received.complete() ? 1 : Math.min(demand, MAX_AHEAD);
     if (wanted > 0 && numAsked <= wanted / 2) {
       attempt.request((int) (wanted - numAsked));
       numAsked = wanted;
@@ -324,7 +296,7 @@ final class Generation implements Attempt.Follower {
 
   /** The attempt has failed: refused, or cut. */
   private void lost(DragomanException error) {
-    if (progress.complete()) {
+    if (received.complete()) {
       end(Optional.empty()); // it costs only the figures
       return;
     }
@@ -356,7 +328,7 @@ final class Generation implements Attempt.Follower {
     Optional<Retry.Decision> decision =
         pursuit.failed(error, wasAccepted, ticket.isPresent(), System.nanoTime(), jitter);
     if (decision.isEmpty() || !context.budget().spend()) {
-      end(Optional.of(cut.map(first -> notResumed(first, error)).orElse(error)));
+      end(Optional.of(cut.map(first -> Errors.notResumed(first, error)).orElse(error)));
       return;
     }
     if (decision.get().step() == Retry.Step.RESUME) {
@@ -369,35 +341,12 @@ final class Generation implements Attempt.Follower {
         nothing -> start());
   }
 
-  /** The end of a stream that had been cut: what cut it comes first. */
-  private static DragomanException notResumed(DragomanException cut, DragomanException error) {
-    return error.withMessage(
-        "the stream was cut (" + cut.getMessage() + ") and could not be resumed: " + error.getMessage());
-  }
-
-  private AcquireTicketRequest acquireMessage(Optional<Duration> left) {
-    AcquireTicketRequest.Builder message = request.acquire().toBuilder();
-    left.ifPresent(limit -> message.setDeadline(Durations.wire(limit)));
-    if (origin != null) {
-      message.setResume(
-          ResumeRequest.newBuilder()
-              .setOriginEpoch(origin.getEpoch())
-              .setOriginAgentId(origin.getAgentId())
-              .setAttempt(pursuit.numResumes())
-              .setFromCursor(progress.numTokens()));
-    }
-    return message.build();
-  }
-
   private GenerateRequest generateMessage() {
-    if (origin == null) {
-      return request.generate();
-    }
-    // Where it was lost before the agent named the seed it drew, nothing was delivered: any will do.
-    seed = seed.or(() -> seedGiven).or(() -> Optional.of(ThreadLocalRandom.current().nextLong(Long.MAX_VALUE)));
-    return request.generate().toBuilder()
-        .setResume(progress.resumeState(pursuit.numResumes(), origin.getEpoch(), seed.get()))
-        .build();
+    return origin == null
+        ? request.generate()
+        : request.generate().toBuilder()
+            .setResume(received.resumeState(pursuit.numResumes(), origin.getEpoch(), seedGiven))
+            .build();
   }
 
   private Optional<Duration> remaining() {
@@ -420,7 +369,7 @@ final class Generation implements Attempt.Follower {
     if (error.isPresent()) {
       outcome.completeExceptionally(error.get());
     } else {
-      outcome.complete(result());
+      outcome.complete(received.result(request.generate(), ticket, pursuit.numResumes(), quote));
     }
     if (reader != null) {
       reader.ended(error);
@@ -433,31 +382,5 @@ final class Generation implements Attempt.Follower {
     if (last != null) {
       last.cancel();
     }
-  }
-
-  private GenerationResult result() {
-    Optional<Timings.Agent> agent = Optional.empty();
-    if (finished.hasTotalTime()) {
-      agent =
-          Optional.of(
-              new Timings.Agent(
-                  Durations.of(finished.getQueueTime()),
-                  Durations.of(finished.getTimeToFirstToken()),
-                  Durations.of(finished.getTotalTime())));
-    }
-    return new GenerationResult(
-        request.generate().getRequestId(),
-        request.generate().getModel(),
-        progress.results(),
-        // Output tokens are counted here: an agent that took over counts only from its own start.
-        new Usage(
-            firstStarted.getPromptTokens(), finished.getUsage().getCachedTokens(), (int) progress.numTokens()),
-        new Timings(
-            firstTokenAt.map(at -> Duration.ofNanos(at - began)), Duration.ofNanos(System.nanoTime() - began), agent),
-        seed.orElse(0L),
-        ticket.map(Ticket::getAgentId).orElse(""),
-        pursuit.numResumes(),
-        quote,
-        TokenLogprob.listOf(firstStarted.getPromptLogprobsList()));
   }
 }

@@ -6,6 +6,8 @@ import dev.dragoman.v1.ChatMessage;
 import dev.dragoman.v1.EmbedInput;
 import dev.dragoman.v1.EmbedRequest;
 import dev.dragoman.v1.GenerateRequest;
+import dev.dragoman.v1.ResumeRequest;
+import dev.dragoman.v1.Ticket;
 import dev.dragoman.v1.TokenIds;
 import java.nio.CharBuffer;
 import java.nio.charset.CharacterCodingException;
@@ -13,6 +15,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import java.util.UUID;
 
 /** Turns the arguments of a call into the messages of the protocol, and says clearly what is wrong with them. */
@@ -25,6 +28,21 @@ final class Requests {
     Prepared forModel(String model) {
       return new Prepared(
           generate.toBuilder().setModel(model).build(), acquire.toBuilder().setModel(model).build());
+    }
+
+    /** What a controller is asked: for a new stream, or for one that was cut at {@code origin}. */
+    AcquireTicketRequest acquire(Optional<Duration> left, Optional<Ticket> origin, int attempt, long fromCursor) {
+      AcquireTicketRequest.Builder message = acquire.toBuilder();
+      left.ifPresent(limit -> message.setDeadline(Durations.wire(limit)));
+      origin.ifPresent(
+          cut ->
+              message.setResume(
+                  ResumeRequest.newBuilder()
+                      .setOriginEpoch(cut.getEpoch())
+                      .setOriginAgentId(cut.getAgentId())
+                      .setAttempt(attempt)
+                      .setFromCursor(fromCursor)));
+      return message.build();
     }
   }
 
