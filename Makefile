@@ -55,7 +55,7 @@ format: setup ## rewrite the sources in the project's form
 
 protos: setup ## regenerate the Python and Go stubs and the error tables from protos/
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(STUBS) --pyi_out=$(STUBS) --grpc_python_out=$(STUBS) \
-	  protos/dragoman/v1/*.proto
+	  protos/dragoman/v1/*.proto protos/dragoman/compat/*.proto
 	$(if $(shell command -v go),$(BIN)/python tests/client/go_stubs.py clients/go,@echo "protos: go is not on the PATH; the Go stubs are as they were")
 	PYTHONPATH=. $(BIN)/python -m clients.conformance.gen_errors
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOS = sorted((ROOT / "protos" / "dragoman" / "v1").glob("*.proto"))
+PROTOS = sorted((ROOT / "protos").rglob("*.proto"))
+PACKAGES = sorted({path.parent.relative_to(ROOT / "protos") for path in PROTOS})
 
 
 def test_committed_stubs_equal_a_fresh_generation(tmp_path: Path) -> None:
@@ -18,9 +19,14 @@ def test_committed_stubs_equal_a_fresh_generation(tmp_path: Path) -> None:
         check=True,
         cwd=ROOT,
     )
-    committed = ROOT / "clients" / "python" / "dragoman" / "v1"
-    fresh = {path.name: path.read_text() for path in (tmp_path / "dragoman" / "v1").iterdir()}
-    held = {path.name: path.read_text() for path in committed.glob("*_pb2*")}
+    assert [str(package) for package in PACKAGES] == ["dragoman/compat", "dragoman/v1"]
+    committed = ROOT / "clients" / "python"
+    fresh = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*_pb2*")}
+    held = {
+        str(path.relative_to(committed)): path.read_text()
+        for package in PACKAGES
+        for path in (committed / package).glob("*_pb2*")
+    }
     assert sorted(fresh) == sorted(held)
     for name, text in fresh.items():
         assert held[name] == text, f"{name} is stale: run `make protos`"

@@ -37,6 +37,7 @@ from dragoman_agent.rpc.served_model import served_model
 from dragoman_agent.rpc.server import AgentServer, Services
 from dragoman_agent.rpc.telemetry import TelemetryServicer
 from dragoman_agent.rpc.tokenizer import TokenizerServicer
+from dragoman_agent.rpc.vllm_engine import VllmEngineServicer, vllm_facts
 from dragoman_agent.self_report import describe_agent, load_of_agent
 from dragoman_agent.startup import Prepared, StartupError
 from dragoman_agent.tickets import TicketVerifier
@@ -68,6 +69,7 @@ class Agent:
         self._engine_process = prepared.engine
         self._defaults = prepared.source.generation.in_words()
         self._num_parameters = prepared.source.config.num_parameters
+        self._vllm_facts = vllm_facts(prepared.source, settings.model_spec, prepared.pal.plan, is_open=settings.open)
         plan = prepared.pal.plan
         self.agent_id = settings.resolved_agent_id(plan.device_kind)
         if tls is not None and self.agent_id not in tls.names:
@@ -136,14 +138,19 @@ class Agent:
 
     async def _listen(self) -> None:
         settings = self._settings
+        embedding = EmbeddingServicer(self._engine, self._gate, self._model)
+        vllm = VllmEngineServicer(
+            self._engine, self._gate, self._acceptance, self._model, embedding, self._metrics.registry, self._vllm_facts
+        )
         self._server = AgentServer(
             Services(
                 generation=self._generation,
-                embedding=EmbeddingServicer(self._engine, self._gate, self._model),
+                embedding=embedding,
                 tokenizer=TokenizerServicer(self._model),
                 hardware=HardwareServicer(self._pal.view),
                 telemetry=TelemetryServicer(self._metrics.registry, self._load_sample, self._engine),
                 kv_transfer=self._kv_transfer,
+                vllm=vllm if settings.vllm_grpc == "on" else None,
             ),
             self._tls.server_credentials() if self._tls else None,
         )

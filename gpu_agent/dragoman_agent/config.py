@@ -146,6 +146,15 @@ class AgentSettings:
     open: bool = field(
         default=False, metadata=_about("take requests without a ticket; loopback addresses only", group=_NETWORK)
     )
+    vllm_grpc: str = field(
+        default="on",
+        metadata=_about(
+            "answer vLLM's gRPC interface (vllm.grpc.engine.VllmEngine) on the same port; it carries no tickets, so requests "
+            "are taken with --open only",
+            group=_NETWORK,
+            choices=_ON_OFF,
+        ),
+    )
     announce: bool = field(default=False, metadata=_about("print life events as JSON lines on stdout", group=_LIFE))
     cache_dir: Path | None = field(
         default=None, metadata=_about("where models, profiles and kernels are kept", group=_LIFE)

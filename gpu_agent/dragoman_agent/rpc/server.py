@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dragoman.address import host_port
 from dragoman.channel import server_options
+from dragoman.compat import vllm_engine_pb2, vllm_engine_pb2_grpc
 from dragoman.serving import ErrorInterceptor
 from dragoman.v1 import (
     embedding_service_pb2,
@@ -43,6 +44,7 @@ _ALWAYS = tuple(
     )
 )
 _KV_TRANSFER = kv_transfer_service_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name
+_VLLM = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 # Names whose health follows readiness: they need the engine. "" is the whole server.
 READY_NAMES = ("", READINESS, _GENERATION, _EMBEDDING, _KV_TRANSFER)
 
@@ -57,6 +59,7 @@ class Services:
     hardware: hardware_service_pb2_grpc.HardwareServiceServicer
     telemetry: telemetry_service_pb2_grpc.TelemetryServiceServicer
     kv_transfer: kv_transfer_service_pb2_grpc.KvTransferServiceServicer
+    vllm: vllm_engine_pb2_grpc.VllmEngineServicer | None = None
 
 
 class AgentServer:
@@ -77,10 +80,12 @@ class AgentServer:
         telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server(services.telemetry, self._server)
         kv_transfer_service_pb2_grpc.add_KvTransferServiceServicer_to_server(services.kv_transfer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._ready_names: tuple[str, ...] = READY_NAMES
+        if services.vllm is not None:
+            vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(services.vllm, self._server)
+            self._ready_names = (*READY_NAMES, _VLLM)
         names = (
-            _GENERATION,
-            _EMBEDDING,
-            _KV_TRANSFER,
+            *(name for name in self._ready_names if "." in name),
             *_ALWAYS,
             health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
         )
@@ -110,7 +115,7 @@ class AgentServer:
             await self._set(LIVENESS, live)
         if ready != self._ready:
             self._ready = ready
-            for name in READY_NAMES:
+            for name in self._ready_names:
                 await self._set(name, ready)
 
     async def stop(self, grace: float) -> None:

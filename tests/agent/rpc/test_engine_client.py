@@ -24,8 +24,8 @@ from dragoman_agent.metrics import AgentMetrics
 from dragoman_agent.rpc.convert import fill_response, merge_deltas
 from dragoman_agent.rpc.engine_client import EngineClient, Event
 from dragoman_agent.rpc.gate import Capacity, Gate, Phase, StepClock
-from dragoman_agent.rpc.generation import CursorTrack
 from dragoman_agent.rpc.served_model import INLINE_TEXT_CHARS, served_model
+from dragoman_agent.rpc.streaming import CursorTrack
 from dragoman_agent.startup import engine_command
 from dragoman_agent.tickets import OPEN_GRANT
 

@@ -15,7 +15,7 @@ from dragoman.v1.generation_service_pb2 import GenerateRequest, SamplingParamete
 from dragoman_agent.agent import Agent
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.engine.messages import Failed
-from dragoman_agent.rpc import generation
+from dragoman_agent.rpc import streaming
 from dragoman_agent.rpc.gate import Phase
 from dragoman_agent.startup import prepare
 
@@ -43,7 +43,7 @@ async def until_serving(agent: Agent) -> None:
 
 
 async def test_call_of_a_lost_reader_is_ended(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "LAST_WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(streaming, "LAST_WRITE_SECONDS", 0.2)
     async with grpc.aio.insecure_channel(agent._grpc_address, options=channel_options()) as channel:
         # Log-probabilities make messages of half a kilobyte, so that the window is full after some hundred tokens.
         request = GenerateRequest(

@@ -1,0 +1,1 @@
+"""Generated stubs of other projects' interfaces; run `make protos` to regenerate them."""
