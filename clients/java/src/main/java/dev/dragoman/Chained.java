@@ -15,17 +15,18 @@ final class Chained<R> extends CompletableFuture<R> {
     if (isDone()) {
       step.cancel(false);
     }
-    step.whenComplete(
-        (value, error) -> {
-          if (isDone()) {
-            return;
-          }
-          try {
-            next.accept(value, error);
-          } catch (RuntimeException failure) {
-            completeExceptionally(failure);
-          }
-        });
+    var unused =
+        step.whenComplete(
+            (value, error) -> {
+              if (isDone()) {
+                return;
+              }
+              try {
+                next.accept(value, error);
+              } catch (RuntimeException failure) {
+                completeExceptionally(failure);
+              }
+            });
   }
 
   @Override

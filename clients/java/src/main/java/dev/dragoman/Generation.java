@@ -143,19 +143,9 @@ final class Generation implements Attempt.Follower {
       recover(Errors.deadlinePassed(), false);
     } else if (request == null) {
       // What is asked before the request can be made is bounded by the deadline, too.
-      Chained<Prepared> bounded = new Chained<>();
-      left.ifPresent(limit -> bounded.orTimeout(limit.toNanos(), TimeUnit.NANOSECONDS));
-      bounded.follow(
-          prepare.get(),
-          (made, error) -> {
-            if (error == null) {
-              bounded.complete(made);
-            } else {
-              bounded.completeExceptionally(error);
-            }
-          });
+      long limit = left.orElse(Calls.QUEUE_TIMEOUT).toNanos();
       await(
-          bounded,
+          prepare.get().orTimeout(limit, TimeUnit.NANOSECONDS),
           made -> {
             request = made;
             requestId = Optional.of(made.generate().getRequestId());

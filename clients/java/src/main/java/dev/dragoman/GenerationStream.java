@@ -30,11 +30,13 @@ public final class GenerationStream implements Iterable<Token>, Flow.Publisher<T
    */
   @Override
   public Iterator<Token> iterator() {
+    return waiting().orElseThrow(
+        () -> new IllegalStateException("a stream has one reader; do not iterate over it twice"));
+  }
+
+  private Optional<Readers.Waiting> waiting() {
     Readers.Waiting waiting = new Readers.Waiting(generation);
-    if (!reader.compareAndSet(null, waiting)) {
-      throw new IllegalStateException("a stream has one reader; do not iterate over it twice");
-    }
-    return waiting;
+    return reader.compareAndSet(null, waiting) ? Optional.of(waiting) : Optional.empty();
   }
 
   /**
@@ -57,13 +59,9 @@ public final class GenerationStream implements Iterable<Token>, Flow.Publisher<T
    * CANCELLED, unless the stream had ended.
    */
   public GenerationResult result() {
-    if (reader.get() == null && !generation.outcome().isDone()) {
-      iterator();
-    }
-    if (reader.get() instanceof Readers.Waiting waiting) {
-      while (waiting.hasNext()) {
-        waiting.next();
-      }
+    Optional<Readers.Waiting> fresh = generation.outcome().isDone() ? Optional.empty() : waiting();
+    if (fresh.isPresent() || reader.get() instanceof Readers.Waiting) {
+      ((Readers.Waiting) reader.get()).forEachRemaining(token -> {});
     }
     return Client.await(generation.outcome());
   }

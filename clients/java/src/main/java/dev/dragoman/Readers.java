@@ -50,7 +50,10 @@ final class Readers {
       if (next != null) {
         return true;
       }
-      end.error().ifPresent(Readers::raise);
+      if (end.error().isPresent()) {
+        // Made anew: the place where it was waited for belongs to it.
+        throw end.error().get().withMessage(end.error().get().getMessage());
+      }
       return false;
     }
 
@@ -94,11 +97,6 @@ final class Readers {
     DragomanException cancelled = new DragomanException(Reason.CANCELLED, "the waiting thread was interrupted");
     cancelled.initCause(error);
     return cancelled;
-  }
-
-  /** Throws an error of another thread, with the place where it was waited for. */
-  static void raise(DragomanException error) {
-    throw error.withMessage(error.getMessage());
   }
 
   /** Calls a subscriber through an executor, one call after the other, as it asks for tokens. */

@@ -7,10 +7,9 @@ import dev.dragoman.v1.LatencyQuote;
 import dev.dragoman.v1.ReleaseTicketRequest;
 import dev.dragoman.v1.Ticket;
 import java.time.Duration;
-import java.util.HashSet;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
-import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 
@@ -51,7 +50,7 @@ interface Tickets {
   final class OfControllers implements Tickets {
     private final Calls calls;
     private final Controllers controllers;
-    private final Set<CompletableFuture<?>> releases = new HashSet<>();
+    private final List<CompletableFuture<?>> releases = new ArrayList<>();
 
     OfControllers(Calls calls, Controllers controllers) {
       this.calls = calls;
@@ -104,7 +103,7 @@ interface Tickets {
           release.whenComplete(
               (answer, error) -> {
                 synchronized (releases) {
-                  releases.remove(release);
+                  releases.removeIf(other -> other == release);
                 }
               });
     }

@@ -84,7 +84,7 @@ final class RequestsTest {
     assertEquals(2, acquire.getNumChoices());
     assertEquals("acme", acquire.getTenant());
     assertEquals(dev.dragoman.v1.Priority.PRIORITY_BATCH, acquire.getPriority());
-    assertEquals(500_000_000, acquire.getMaxQueueWait().getNanos());
+    assertEquals(Duration.ofMillis(1500), Durations.of(acquire.getMaxQueueWait()));
     assertEquals(acquire.getRequestId(), prepared.generate().getRequestId());
     assertEquals(-1, prepared.generate().getSampling().getSeed());
     assertEquals(List.of("a", "ü"), prepared.generate().getStop().getStringsList());

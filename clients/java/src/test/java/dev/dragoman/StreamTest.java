@@ -17,6 +17,7 @@ import io.grpc.Server;
 import io.grpc.netty.shaded.io.grpc.netty.NettyServerBuilder;
 import io.grpc.stub.ServerCallStreamObserver;
 import io.grpc.stub.StreamObserver;
+import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.util.ArrayList;
 import java.util.List;
@@ -48,7 +49,7 @@ final class StreamTest {
   void start() throws Exception {
     SERVER_LOG.setLevel(Level.OFF);
     server =
-        NettyServerBuilder.forAddress(new InetSocketAddress("127.0.0.1", 0)).addService(new Agent()).build().start();
+        NettyServerBuilder.forAddress(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0)).addService(new Agent()).build().start();
     client = Client.create(ClientConfig.builder().agent("127.0.0.1:" + server.getPort()).build());
   }
 
@@ -163,7 +164,7 @@ final class StreamTest {
   @Test
   void aStreamHasOneReader() {
     try (GenerationStream stream = generate(3)) {
-      stream.iterator();
+      assertTrue(stream.iterator().hasNext());
       assertThrows(IllegalStateException.class, stream::iterator);
       Collector late = new Collector();
       stream.subscribe(late);

@@ -9,6 +9,7 @@ import java.lang.reflect.Method;
 import java.lang.reflect.Modifier;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Set;
 import java.util.TreeSet;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
@@ -28,7 +29,7 @@ final class SurfaceTest {
   }
 
   private static String surface() throws IOException, ClassNotFoundException {
-    TreeSet<String> lines = new TreeSet<>();
+    Set<String> lines = new TreeSet<>();
     try (Stream<Path> sources = Files.list(Path.of("src/main/java/dev/dragoman"))) {
       for (Path source : sources.toList()) {
         String name = source.getFileName().toString().replace(".java", "");
@@ -40,7 +41,7 @@ final class SurfaceTest {
     return String.join("\n", lines) + "\n";
   }
 
-  private static void describe(Class<?> type, TreeSet<String> lines) {
+  private static void describe(Class<?> type, Set<String> lines) {
     if (!Modifier.isPublic(type.getModifiers())) {
       return;
     }
