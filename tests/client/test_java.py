@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from clients.conformance.languages import built, cache_folder, load_languages
+from clients.conformance.language import built, cache_folder, load_languages
 from tests.needs import skip_without
 
 from dragoman import Client
