@@ -18,7 +18,7 @@ from dragoman_cli.failure import Failure
 _LINES_KEPT = 200
 _EXIT_REFUSED = 2  # how our servers end when they cannot start, after one line
 _MAX_LINE_BYTES = 1 << 20
-_LAST_WORDS_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 5.0  # a machine with more to do than cores takes seconds to end a process
 # Stopping takes this long at most: the children end their streams, and what remains is killed.
 STOP_SECONDS = 4.0
 
