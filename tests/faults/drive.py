@@ -116,9 +116,8 @@ async def disturb(
     fault: Callable[[str], Awaitable[None]],
     *,
     is_noticed: bool = True,
-    victim: str = "",
 ) -> Run:
-    """Run the prompts twice, the second time with `fault(agent_id)` on the victim, by default the agent with most streams.
+    """Run the prompts twice, the second time with `fault(agent_id)` on the agent with most streams.
 
     `is_noticed`: the controller must see the agent leave; where it need not, `detect_seconds` is not a number.
     """
@@ -131,7 +130,7 @@ async def disturb(
         reading = asyncio.create_task(readers.follow(via, streams, num_tokens))
         try:
             await until_flowing(streams, num_tokens // 20)
-            agent_id = victim or max(cell.agents, key=lambda name: sum(stream.agent_id == name for stream in streams))
+            agent_id = max(cell.agents, key=lambda name: sum(stream.agent_id == name for stream in streams))
             victims = [s for s in streams if s.agent_id == agent_id and len(s.token_ids) < num_tokens]
             assert victims, "no stream was under way when the fault was made"
             fault_time = time.monotonic()

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,27 +68,38 @@ class Namespace:
 
 
 @contextmanager
-def namespace() -> Iterator[Namespace]:
-    """One of its own for this process."""
+def namespaces(count: int) -> Iterator[tuple[str, list[Namespace]]]:
+    """So many of their own for this process, and an address of ours that all of them reach whichever is cut off."""
     need("ip")
-    number = os.getpid() % 250
-    made = Namespace(
-        f"dragoman-{os.getpid()}", f"dgo{number}", f"dgi{number}", f"10.213.{number}.1", f"10.213.{number}.2"
-    )
+    number = os.getpid() % 100
+    ours = f"10.213.{number}.254"
+    with ExitStack() as stack:
+        _added(stack, ("address", "{}", f"{ours}/32", "dev", "lo"))
+        yield ours, [_made(stack, number, index) for index in range(count)]
+
+
+def _made(stack: ExitStack, number: int, index: int) -> Namespace:
+    network = f"10.{214 + index}.{number}"
+    name = f"dragoman-{os.getpid()}-{index}"
+    made = Namespace(name, f"dgo{number}x{index}", f"dgi{number}x{index}", f"{network}.1", f"{network}.2")
+    _added(stack, ("netns", "{}", name))
+    _ip("link", "add", made.outer, "type", "veth", "peer", "name", made.inner, "netns", name)
+    _ip("address", "add", f"{made.here}/24", "dev", made.outer)
+    _ip("-n", name, "address", "add", f"{made.there}/24", "dev", made.inner)
+    _ip("-n", name, "link", "set", made.inner, "up")
+    _ip("-n", name, "link", "set", "lo", "up")
+    made.heal()
+    _ip("-n", name, "route", "add", "default", "via", made.here)
+    return made
+
+
+def _added(stack: ExitStack, command: tuple[str, ...]) -> None:
+    """Run the command with `add` now and with `delete` at the end; the test is skipped by name where that is not permitted."""
     try:
-        _ip("netns", "add", made.name)
+        _ip(*(part.format("add") for part in command))
     except subprocess.CalledProcessError as error:
         skip_without("netns", f"needs a network namespace, which may not be made here: {error.stderr.strip()}")
-    try:
-        _ip("link", "add", made.outer, "type", "veth", "peer", "name", made.inner, "netns", made.name)
-        _ip("address", "add", f"{made.here}/24", "dev", made.outer)
-        _ip("-n", made.name, "address", "add", f"{made.there}/24", "dev", made.inner)
-        _ip("-n", made.name, "link", "set", made.inner, "up")
-        _ip("-n", made.name, "link", "set", "lo", "up")
-        made.heal()
-        yield made
-    finally:
-        _ip("netns", "delete", made.name)
+    stack.callback(_ip, *(part.format("delete") for part in command))
 
 
 def _ip(*arguments: str) -> str:

@@ -1,0 +1,92 @@
+"""F11 on a GPU: a kernel in the engine's own process writes to address 0. The agent leaves within a second; its neighbour serves on.
+
+PYTHONPATH=. python tests/gpu/check_sticky.py MODEL      exit 1 when a check is off. No GPU is reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cell import CellProcess
+from tests.faults.injection import Injection
+
+from dragoman import AsyncClient, DragomanError
+
+MAX_EXIT_SECONDS = 1.0
+NUM_TOKENS = 400
+
+
+def start(model: str, *, injection: Injection | None = None) -> tuple[CellProcess, str]:
+    """An agent with a quarter of the card, and its address."""
+    environ = {}
+    if injection is not None:
+        wanted = ("PYTHONPATH", "FAULT_TRIGGER")
+        environ = {name: injection.environ[name] for name in wanted} | {"FAULT_DEVICE": "cuda"}
+    agent = CellProcess(
+        "dragoman_agent.main", "--device", "cuda", "--model", model, "--memory-utilization", "0.25", "--open",
+        "--port", "0", "--metrics-port", "0", environ=environ,
+    )  # fmt: skip
+    address = agent.wait_for("serving")["grpc"]
+    agent.wait_for("ready")
+    return agent, address
+
+
+async def fault(sick: CellProcess, address: str, neighbour: str, trigger: Path) -> dict[str, Any]:
+    """What was seen while the sick agent's context broke."""
+    seen: dict[str, Any] = {}
+    async with AsyncClient(agent=address) as client, AsyncClient(agent=neighbour) as other:
+        calm = await other.complete("The sea", max_output_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        beside = asyncio.create_task(
+            other.complete("The sea", max_output_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        )
+        broken = 0.0
+        try:
+            async for token in client.generate("Once", max_output_tokens=20_000, ignore_eos=True, temperature=0.0):
+                if token.cursor >= 20 and not broken:
+                    broken = time.monotonic()
+                    await asyncio.to_thread(trigger.write_text, "sticky")
+        except DragomanError as error:
+            seen["error"] = error.reason_name
+        seen["exit_code"] = await asyncio.to_thread(sick.popen.wait, 30)
+        seen["exit_seconds"] = time.monotonic() - broken
+        seen["neighbour_equal"] = (await beside).text == calm.text
+    seen["log"] = [line for line in sick.log_text().splitlines() if "device failed" in line or "CUDA error" in line][:2]
+    return seen
+
+
+def main(argv: list[str]) -> int:
+    """Entry point."""
+    if len(argv) != 1:
+        print(__doc__)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        injection = Injection(Path(folder))
+        sick, address = start(argv[0], injection=injection)
+        healthy, neighbour = start(argv[0])
+        try:
+            seen = asyncio.run(fault(sick, address, neighbour, injection.trigger))
+        finally:
+            sick.close()
+            healthy.close()
+    again, address = start(argv[0])
+    again.close()
+    seen["starts_again"] = True
+    print(json.dumps(seen, indent=1))
+    good = (
+        seen["exit_code"] == 1
+        and seen["exit_seconds"] <= MAX_EXIT_SECONDS
+        and seen["neighbour_equal"]
+        and seen.get("error") in ("device_fault", "agent_lost")
+        and seen["log"]
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
