@@ -18,6 +18,9 @@ from dragoman_controller.regression import Regression
 # Chosen wide, so that the first quotes promise little; each observation moves the interval, and these fade out.
 PRIOR_RATIOS = (0.6, 0.75, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
 MAX_NUM_RATIOS = 128
+# Of the outcomes so many should be below the interval, and as many above it.
+TAIL = 0.1
+_LEVEL_GAIN, _LOWEST_LEVEL, _HIGHEST_LEVEL = 0.02, 0.01, 0.2
 # Weights follow at most so many observations a second of one agent: more would cost time and teach nothing new.
 _MIN_LEARN_SECONDS = 0.05
 # The pace is a mean over so many outcomes, and begins as if so many had been as the step model says.
@@ -73,15 +76,23 @@ class Weights(NamedTuple):
 class ErrorRatios:
     """The latest ratios of observed to predicted seconds of one quantity."""
 
-    __slots__ = ("_latest", "_sorted", "p10", "p50", "p90")
+    __slots__ = ("_latest", "_sorted", "high_level", "low_level", "p10", "p50", "p90")
 
     def __init__(self) -> None:
         self._latest = deque(PRIOR_RATIOS)
         self._sorted = list(PRIOR_RATIOS)
+        self.low_level = self.high_level = TAIL
+        """Share of the window taken to lie below p10, and above p90."""
         self._measure()
 
     def add(self, ratio: float) -> None:
-        """Takes one observation and forgets the oldest beyond 128."""
+        """Takes one observation and forgets the oldest beyond 128.
+
+        What is to come differs from what was: more than one in ten may fall outside the quantiles of the past. So the
+        levels follow how often that happened (adaptive conformal inference, Gibbs and Candes 2021).
+        """
+        self.low_level = _moved(self.low_level, ratio < self.p10)
+        self.high_level = _moved(self.high_level, ratio > self.p90)
         self._latest.append(ratio)
         insort(self._sorted, ratio)
         if len(self._latest) > MAX_NUM_RATIOS:
@@ -94,7 +105,12 @@ class ErrorRatios:
 
     def _measure(self) -> None:
         last = len(self._sorted) - 1
-        self.p10, self.p50, self.p90 = (self._sorted[round(share * last)] for share in (0.1, 0.5, 0.9))
+        shares = self.low_level, 0.5, 1.0 - self.high_level
+        self.p10, self.p50, self.p90 = (self._sorted[round(share * last)] for share in shares)
+
+
+def _moved(level: float, is_outside: bool) -> float:
+    return min(max(level + _LEVEL_GAIN * (TAIL - is_outside), _LOWEST_LEVEL), _HIGHEST_LEVEL)
 
 
 class Judgement(NamedTuple):
