@@ -131,3 +131,29 @@ def test_continue_final_message_needs_an_assistant_at_the_end() -> None:
     with pytest.raises(ApiError) as caught:
         chat_prompt(chat(HI, continue_final_message=True), model(), "")
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("kind", ["chat", "text", "texts"])
+def test_s14_a_prompt_of_too_many_bytes_is_refused_without_tokenizing_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = model(context=1000)
+    text = "x" * (1 << 20)
+    tokenized: list[int] = []
+    encode = TextTokenizer.encode
+    monkeypatch.setattr(
+        TextTokenizer,
+        "encode",
+        lambda self, text, **options: (tokenized.append(len(text)), encode(self, text, **options))[1],
+    )
+    with pytest.raises(ApiError) as caught:
+        if kind == "chat":
+            chat_prompt(chat([*HI, {"role": "user", "content": text}]), served, "", 7)
+        else:
+            prompt = text if kind == "text" else ["short", text]
+            completion_prompts(parse_body(CompletionBody, {"prompt": prompt, "max_tokens": 7})[0], served, "", 4)
+    error = caught.value
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert error.param == {"chat": "messages", "text": "prompt", "texts": "prompt[1]"}[kind]
+    assert "at least 20" in error.message and "7 were asked for" in error.message
+    assert max(tokenized, default=0) < 10

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dragoman_agent.model.gguf import GgufFile
 from dragoman_agent.model.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files_from_gguf
-from dragoman_text import TextTokenizer, TokenizerFiles, TokenizerFilesError, byte_tokenizer_files
+from dragoman_text import TextTokenizer, TextTooLong, TokenizerFiles, TokenizerFilesError, byte_tokenizer_files
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp_smollm2.json"
 BYTES = TextTokenizer.from_files(byte_tokenizer_files())
@@ -218,3 +218,32 @@ def test_the_library_imports_little() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"tokenizers", "jinja2"} <= set(loaded)
     assert {"torch", "numpy", "grpc", "transformers", "pydantic", "dragoman_agent"}.isdisjoint(loaded)
+
+
+@given(st.one_of(texts_with_specials, st.text(" \n\tx", max_size=200)))
+def test_a_text_that_fits_is_never_too_long(text: str) -> None:
+    BYTES.check_size(text, len(BYTES.encode(text, parse_special=True)))
+
+
+def test_a_text_of_too_many_bytes_is_found_without_tokenizing(smol_tokenizer: TextTokenizer) -> None:
+    text = "long text " * 1_000_000
+    with pytest.raises(TextTooLong, match=r"at least \d+ tokens, at most 1000 fit") as caught:
+        smol_tokenizer.check_size(text, 1000)
+    assert 1000 < caught.value.num_tokens <= len(smol_tokenizer.encode(text[:100_000])) * 100
+    smol_tokenizer.check_size(text[:10_000], 2000)
+    smol_tokenizer.check_size("\ud800", 10)
+    assert issubclass(TextTooLong, ValueError)
+
+
+def test_characters_that_become_one_unknown_token_may_be_many(byte_files: TokenizerFiles) -> None:
+    model = {"type": "BPE", "vocab": {"<unk>": 0, "a": 1}, "merges": [], "unk_token": "<unk>", "fuse_unk": True}
+    decoder = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": False}
+    source = {**json.loads(byte_files.tokenizer_json), "model": model, "decoder": decoder, "added_tokens": []}
+    source.update(pre_tokenizer=None, post_processor=None, normalizer=None)
+    files = dataclasses.replace(
+        byte_files, tokenizer_json=json.dumps(source).encode(), eos_token_ids=(), bos_token_id=None, eos_token=None
+    )
+    tokenizer = TextTokenizer.from_files(files)
+    text = "é" * 100_000
+    assert len(tokenizer.encode(text)) == 1
+    tokenizer.check_size(text, 1)

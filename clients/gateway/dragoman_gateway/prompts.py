@@ -11,7 +11,7 @@ from dragoman_gateway.errors import ApiError, invalid, unsupported
 from dragoman_gateway.models import ModelText
 from dragoman_gateway.sampling import check_ids
 from dragoman_gateway.schema import CompletionBody
-from dragoman_text import TemplateError
+from dragoman_text import TemplateError, TextTooLong
 
 # A tuple: what a caller gives as a part's type may be anything, also what has no hash.
 _OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio", "file", "video_url")
@@ -38,16 +38,26 @@ class TemplateFields(Protocol):
 
 def chat_prompt(body: TemplateFields, model: ModelText, cache_salt: str, max_tokens: int | None = None) -> Prompt:
     """The prompt of a chat; `max_tokens` are asked for. Runs the model's template: call it in a thread. Raises ApiError 400."""
-    ids = template_ids(body, model)
+    try:
+        ids = template_ids(body, model, model.max_context_tokens - 1)
+    except TextTooLong as error:
+        raise _no_room(f"at least {error.num_tokens}", model, "messages", max_tokens) from None
     check_context(ids, model, "messages", max_tokens)
     return _prompt(ids, model, cache_salt)
 
 
-def template_ids(body: TemplateFields, model: ModelText) -> list[int]:
-    """Token ids of the laid-out chat. Raises ApiError 400 with the path of the bad message or the template's words."""
+def template_ids(body: TemplateFields, model: ModelText, max_num_tokens: int | None = None) -> list[int]:
+    """Token ids of the laid-out chat. Raises ApiError 400 with the path of the bad message or the template's words.
+
+    What cannot fit `max_num_tokens` is not tokenized and raises TextTooLong.
+    """
     check_messages(body.messages)
     try:
-        return model.template.encode(model.tokenizer, body.messages, **template_options(body))
+        return model.template.encode(
+            model.tokenizer, body.messages, **template_options(body), max_num_tokens=max_num_tokens
+        )
+    except TextTooLong:
+        raise
     except ValueError as error:
         raise template_error(error) from None
 
@@ -143,11 +153,14 @@ def _inputs(prompt: Any, max_prompts: int) -> list[Any]:
 
 def _encode(text: str, body: CompletionBody, model: ModelText, path: str) -> list[int]:
     try:
+        model.tokenizer.check_size(text, model.max_context_tokens - 1)
         ids = model.tokenizer.encode(
             text,
             add_special_tokens=body.add_special_tokens is not False,
             parse_special=body.parse_special_tokens is not False,
         )
+    except TextTooLong as error:
+        raise _no_room(f"at least {error.num_tokens}", model, path, body.max_tokens) from None
     except ValueError as error:
         raise invalid(f"{path}: {error}", path) from None
     if not ids:
@@ -158,14 +171,18 @@ def _encode(text: str, body: CompletionBody, model: ModelText, path: str) -> lis
 def check_context(ids: list[int], model: ModelText, path: str, max_tokens: int | None) -> None:
     """Raises ApiError 400 when the prompt leaves no room for one token. Prompts are never cut; `max_tokens` are."""
     if len(ids) + 1 > model.max_context_tokens:
-        asked = "" if max_tokens is None else f" ({max_tokens} were asked for)"
-        raise ApiError(
-            400,
-            f"the prompt has {len(ids)} tokens and the context of {model.name} is {model.max_context_tokens}, "
-            f"which must hold the prompt and at least 1 new token{asked}; shorten the prompt",
-            code="context_length_exceeded",
-            param=path,
-        )
+        raise _no_room(str(len(ids)), model, path, max_tokens)
+
+
+def _no_room(count: str, model: ModelText, path: str, max_tokens: int | None) -> ApiError:
+    asked = "" if max_tokens is None else f" ({max_tokens} were asked for)"
+    return ApiError(
+        400,
+        f"the prompt has {count} tokens and the context of {model.name} is {model.max_context_tokens}, "
+        f"which must hold the prompt and at least 1 new token{asked}; shorten the prompt",
+        code="context_length_exceeded",
+        param=path,
+    )
 
 
 def _prompt(ids: list[int], model: ModelText, cache_salt: str, text: str | None = None) -> Prompt:

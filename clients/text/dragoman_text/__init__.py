@@ -5,7 +5,7 @@ from dragoman_text.chat import ChatTemplate, TemplateError
 from dragoman_text.detokenize import StreamDetokenizer
 from dragoman_text.files import TokenizerFiles, TokenizerFilesError
 from dragoman_text.stop import StopMatcher, validate_stops
-from dragoman_text.tokenizer import TextTokenizer, byte_tokenizer_files
+from dragoman_text.tokenizer import TextTokenizer, TextTooLong, byte_tokenizer_files
 
 __all__ = [
     "ChatTemplate",
@@ -14,6 +14,7 @@ __all__ = [
     "TemplateError",
     "TemplateLimits",
     "TextTokenizer",
+    "TextTooLong",
     "TokenizerFiles",
     "TokenizerFilesError",
     "byte_tokenizer_files",

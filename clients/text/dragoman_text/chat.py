@@ -60,9 +60,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        max_num_tokens: int | None = None,
     ) -> list[int]:
         """The prompt's token ids, see `apply`."""
-        return self.apply(tokenizer, messages, tools, add_generation_prompt, continue_final_message, template_kwargs)[1]
+        return self.apply(
+            tokenizer, messages, tools, add_generation_prompt, continue_final_message, template_kwargs,
+            max_num_tokens=max_num_tokens,
+        )[1]  # fmt: skip
 
     def apply(
         self,
@@ -72,13 +77,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        max_num_tokens: int | None = None,
     ) -> tuple[str, list[int]]:
         """The prompt's text as `render` gives it and its token ids, one BOS at most. Raises as `render` does.
 
         Control tokens come from the template only: their spelling in messages, tools or arguments stays text.
+        A laid-out text that cannot fit `max_num_tokens` raises TextTooLong before it is tokenized.
         """
         control, variables = self._prepare(list(tokenizer.special_tokens), messages, tools, template_kwargs)
         text = self._lay_out(control, variables, add_generation_prompt, continue_final_message)
+        if max_num_tokens is not None:
+            tokenizer.check_size(text, max_num_tokens)
         if control.found:
             ids = encode_apart(tokenizer, text, control)
         else:

@@ -19,6 +19,19 @@ CHATML_TEMPLATE = (
 )
 
 
+# Tokenizers that shorten a text before they cut it (normal forms, stripped spaces) take off less than this.
+_SHORTENING = 4
+
+
+class TextTooLong(ValueError):
+    """A text that cannot fit however it is tokenized, found without tokenizing it."""
+
+    def __init__(self, num_tokens: int, max_num_tokens: int) -> None:
+        """`num_tokens`: a lower bound of what it has."""
+        super().__init__(f"the text has at least {num_tokens} tokens, at most {max_num_tokens} fit; shorten it")
+        self.num_tokens = num_tokens
+
+
 class TextTokenizer:
     """The tokenizer of one model. Threads may share it.
 
@@ -74,6 +87,23 @@ class TextTokenizer:
     def added_token(self, token_id: int) -> AddedToken | None:
         """The added-token record of `token_id`, None for a plain vocabulary entry."""
         return self._added.get(token_id)
+
+    def check_size(self, text: str, max_num_tokens: int) -> None:
+        """Raises TextTooLong for a text with too many bytes for `max_num_tokens`, in the time that counting them takes."""
+        # A lone surrogate is refused by `encode`; here it only counts.
+        least = len(text.encode("utf-8", "surrogatepass")) // (self._max_token_bytes * _SHORTENING)
+        if least > max_num_tokens and not self._merges_unknown:
+            raise TextTooLong(least, max_num_tokens)
+
+    @cached_property
+    def _max_token_bytes(self) -> int:
+        return max((len(self.token_bytes(token_id)) for token_id in range(self._num_ids)), default=1) or 1
+
+    @cached_property
+    def _merges_unknown(self) -> bool:
+        """Whether any number of characters that the vocabulary has not become one token."""
+        model = json.loads(self._tokenizer.to_str())["model"]
+        return bool(model.get("fuse_unk")) and not model.get("byte_fallback")
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`.

@@ -11,14 +11,13 @@ from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2, generation_service_pb2, tokenizer_service_pb2
 from dragoman_agent.rpc.refusal import invalid
 from dragoman_agent.rpc.validate import ModelLimits, SamplingDefaults, asked_output_tokens, context_exceeded
-from dragoman_text import ChatTemplate, TextTokenizer, TokenizerFiles
+from dragoman_text import ChatTemplate, TextTokenizer, TextTooLong, TokenizerFiles
 
 if TYPE_CHECKING:
     from dragoman_agent.model.source import ModelSource
 
 # Tokenizing this much text takes about a millisecond; more goes to a thread, so that streams keep flowing.
 INLINE_TEXT_CHARS = 4096
-_SHORTENING = 4
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,6 @@ class ServedModel:
     def template(self) -> ChatTemplate:
         """The chat template. Raises TemplateError when the model's own is not valid."""
         return ChatTemplate(self.files)
-
-    @cached_property
-    def max_token_bytes(self) -> int:
-        """Bytes of the longest token: fewer tokens than bytes / this cannot spell a text."""
-        return max((len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_size)), default=1) or 1
 
     def check_name(self, name: str) -> None:
         """Raises DragomanError when `name` is not served."""
@@ -105,13 +99,12 @@ class ServedModel:
             invalid("text", str(error))
 
     def _refuse_hopeless_text(self, request: generation_service_pb2.GenerateRequest) -> None:
-        """A text that cannot fit however it is tokenized is refused at once, without tokenizing it.
-
-        The margin covers tokenizers that shorten a text (normal forms, stripped spaces) before they cut it.
-        """
-        least = len(request.text.encode()) // (self.max_token_bytes * _SHORTENING)
-        if least >= self.limits.max_context_tokens:
-            raise context_exceeded(least, self.limits.max_context_tokens, asked_output_tokens(request), at_least=True)
+        """A text that cannot fit however it is tokenized is refused at once, without tokenizing it."""
+        limit = self.limits.max_context_tokens
+        try:
+            self.tokenizer.check_size(request.text, limit - 1)
+        except TextTooLong as error:
+            raise context_exceeded(error.num_tokens, limit, asked_output_tokens(request), at_least=True) from None
 
     def header(self) -> tokenizer_service_pb2.TokenizerHeader:
         """What GetTokenizer sends first."""
