@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from dragoman_agent.pal.live_source import OwnPids
 
 _PRESSURE = Path("/sys/fs/cgroup/memory.pressure")
 _SYSTEM_PRESSURE = Path("/proc/pressure/memory")
+_STAT = Path("/proc/stat")
 
 
 class OsSource:
@@ -40,7 +42,8 @@ class OsSource:
             span = wall - self._last[0]
             own = max(own_seconds - self._last[2], 0.0)
             foreign = max(busy - self._last[1] - own, 0.0)
-            share = min(max(1.0 - foreign / (span * self._cores), 0.0), 1.0)
+            idle_share = min(max(1.0 - foreign / (span * self._cores), 0.0), 1.0)
+            share = max(idle_share, _fair_share(own / span))
             utilization = min(own / (span * self._cores), 1.0)
         self._last = (wall, busy, own_seconds)
         return Sample(
@@ -84,6 +87,23 @@ def _busy_seconds() -> float:
     idle = times.idle + getattr(times, "iowait", 0.0)
     guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
     return float(sum(times) - idle - guest)
+
+
+def _fair_share(own_running: float) -> float:
+    """What a scheduler that is fair leaves us where others would take every core: ours over all that are runnable.
+
+    Of equal weight one thread a core competes with the others' threads on it; 0 where the system does not count them.
+    """
+    try:
+        lines = _STAT.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0.0
+    for line in lines:
+        name, _, count = line.partition(" ")
+        if name == "procs_running":
+            foreign = max(int(count) - 1 - own_running, 0.0)  # 1: the thread that reads
+            return 1.0 / (1.0 + foreign / (os.cpu_count() or 1))
+    return 0.0
 
 
 def _clock() -> float | None:

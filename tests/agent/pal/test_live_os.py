@@ -37,7 +37,10 @@ def test_memory_is_the_systems_and_ours_is_not_foreign(monkeypatch: pytest.Monke
     assert sample.cpu_share_ratio is None, "there is no interval yet"
 
 
-def test_time_of_our_own_processes_does_not_count_as_taken_by_others(burner: int) -> None:
+def test_time_of_our_own_processes_does_not_count_as_taken_by_others(
+    burner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_os, "_STAT", tmp_path / "none")  # how many others run is not the question here
     as_ours, as_others = OsSource(lambda: [burner]), OsSource(list)
     for source in (as_ours, as_others):
         source.sample()
@@ -46,6 +49,27 @@ def test_time_of_our_own_processes_does_not_count_as_taken_by_others(burner: int
     assert ours.utilization_ratio is not None and ours.utilization_ratio > 0 == others.utilization_ratio
     assert ours.cpu_share_ratio is not None and others.cpu_share_ratio is not None
     assert ours.cpu_share_ratio > others.cpu_share_ratio
+
+
+def test_a_busy_machine_still_leaves_what_a_fair_scheduler_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All cores are taken, and yet our threads would get their turn."""
+    (tmp_path / "stat").write_text("ctxt 1\nprocs_running 9\nprocs_blocked 0\n")
+    monkeypatch.setattr(live_os, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    busy = iter([0.0, 1e6, 1e6])
+    monkeypatch.setattr(live_os, "_busy_seconds", lambda: next(busy))
+    source = OsSource(list)
+    source.sample()
+    time.sleep(0.25)
+    assert source.sample().cpu_share_ratio == pytest.approx(1 / (1 + 8 / 2))
+    time.sleep(0.25)
+    assert source.sample().cpu_share_ratio == 1.0, "nobody took anything"
+    monkeypatch.setattr(live_os, "_STAT", tmp_path / "none")
+    source._last = (time.monotonic() - 1, 0.0, 0.0)
+    monkeypatch.setattr(live_os, "_busy_seconds", lambda: 1e6)
+    assert source.sample().cpu_share_ratio == 0.0, "not counted here: the idle share alone"
 
 
 def test_a_process_that_ended_is_left_out() -> None:
