@@ -10,6 +10,8 @@ import sys
 # name, command that prints a version, what is skipped without it
 TOOLCHAINS = (
     ("g++", ["g++", "--version"], "the native CPU road; the torch road is tested alone"),
+    ("cc", ["cc", "--version"], "fault F15: clocks that are shifted by a preloaded library"),
+    ("ip", ["ip", "-V"], "fault F5: agents in network namespaces that are cut off"),
     ("etcd", ["etcd", "--version"], "everything about several controllers that share their state in etcd"),
     ("go", ["go", "version"], "the Go client"),
     ("node", ["node", "--version"], "the TypeScript client"),
