@@ -23,8 +23,8 @@ PROMPTS = [f"stream {index}" for index in range(NUM_STREAMS)]
 POISONED = "~ a prompt whose logits are not finite, and that is longer than a page so that its blocks would be cached"
 VIAS = ("gateway", "client") if FULL else ("client",)
 NUM_SICK = 8  # enough for both agents to get some
-# 17 prompts of 480 pages leave 31 of 8,191 blocks, and each of the streams grows by 13.
-NUM_LONG, LONG_CHARACTERS, LONG_TOKENS = 17, 30_720, 800
+# 25 prompts of 320 pages leave 191 of 8,191 blocks, and each of the streams grows by 16.
+NUM_LONG, LONG_CHARACTERS, LONG_TOKENS = 25, 20_480, 1000
 
 Injected = tuple[Cell, dict[str, Injection]]
 
