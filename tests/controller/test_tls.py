@@ -260,8 +260,11 @@ async def test_a_whole_cell_speaks_tls_and_strangers_are_told_why_not(
     status, answer = await asyncio.to_thread(get, f"{url}/v1/completions")
     assert status == 200 and answer["usage"]["completion_tokens"] == 4
     other = Authority.named("other")
-    other.write(tmp_path / "other", "client")
-    (tmp_path / "mixed").mkdir()
+    stranger: Process = await start(
+        "dragoman_gateway.main", "--port", "0", "--controller", controller, *other.write(tmp_path / "sgw", "gateway")
+    )
+    await stranger.event("serving")
+    await until(lambda: "authority that is not trusted here" in stranger.log.read_text())
     for credentials, expected in (
         (None, "closed the connection before the first answer"),
         (
@@ -273,9 +276,9 @@ async def test_a_whole_cell_speaks_tls_and_strangers_are_told_why_not(
             "closed the connection",
         ),
     ):
-        async with AsyncClient(controller, credentials=credentials) as stranger:
+        async with AsyncClient(controller, credentials=credentials) as client:
             with pytest.raises(DragomanError, match=expected):
-                await stranger.complete("abc", max_output_tokens=5)
+                await client.complete("abc", max_output_tokens=5)
     # Nobody answers for agent-a but who has its certificate.
     member = tls_server.cell.fleet.get("agent-a")
     assert member is not None

@@ -13,6 +13,7 @@ import grpc
 
 from dragoman.controllers import Controllers
 from dragoman.errors import DragomanError, from_rpc_error
+from dragoman.ticket import plain_details
 from dragoman.v1 import admission_service_pb2, admission_service_pb2_grpc, error_pb2
 from dragoman_gateway.channels import Channels
 
@@ -45,6 +46,7 @@ class Admissions:
         self._abandoned: list[str] = []
         self._wake = asyncio.Event()
         self._down_since: float | None = None
+        self._problem = ""
 
     async def acquire(
         self, request: admission_service_pb2.AcquireTicketRequest
@@ -144,7 +146,8 @@ class Admissions:
         now = time.monotonic()
         if self._down_since is None:
             self._down_since = now
-            logger.warning("admission stream to the controller at %s ended: %s", address, error.details())
+            self._problem = f" ({plain_details(error)})"
+            logger.warning("admission stream to the controller at %s ended: %s", address, plain_details(error))
         if error.code() not in _DOWN_CODES:
             self._fail_waiting(from_rpc_error(error))
         elif self._is_unreachable():
@@ -161,6 +164,6 @@ class Admissions:
     def _unreachable(self) -> DragomanError:
         return DragomanError(
             error_pb2.ERROR_REASON_NO_AGENT,
-            f"the controller at {self._controllers} does not answer, so no agent can be chosen; try again soon",
+            f"the controller at {self._controllers} does not answer{self._problem}, so no agent can be chosen; try again soon",
             retry_delay=2.0,
         )

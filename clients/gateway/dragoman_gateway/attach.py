@@ -12,6 +12,7 @@ from typing import Protocol
 import grpc
 
 from dragoman.errors import DragomanError, from_rpc_error
+from dragoman.ticket import plain_details
 from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2, generation_service_pb2_grpc
 from dragoman_gateway.channels import Channels
 
@@ -107,7 +108,7 @@ class AgentLink:
             self.fail(_lost(self.agent_id, "closed the connection"))
         except grpc.aio.AioRpcError as error:
             if self.is_open:
-                logger.warning("agent %s lost: %s", self.agent_id, error.details())
+                logger.warning("agent %s lost: %s", self.agent_id, plain_details(error))
             self.fail(_of_rpc_error(self.agent_id, error))
         except asyncio.CancelledError:
             if self.is_open:  # the call was cancelled beneath us, not this task by us
@@ -173,5 +174,5 @@ def _lost(agent_id: str, how: str) -> DragomanError:
 
 def _of_rpc_error(agent_id: str, error: grpc.aio.AioRpcError) -> DragomanError:
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
-        return _lost(agent_id, error.details() or "connection closed")
+        return _lost(agent_id, plain_details(error))
     return from_rpc_error(error)

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from dragoman.controllers import Controllers
+from dragoman.ticket import plain_details
 from dragoman.v1 import agent_pb2, fleet_service_pb2, fleet_service_pb2_grpc
 from dragoman_gateway.channels import Channels
 
@@ -58,7 +59,7 @@ class Fleet:
                     self.is_connected, first, delay = True, False, _FIRST_RETRY_SECONDS
             except grpc.aio.AioRpcError as error:
                 if self.is_connected:
-                    logger.warning("controller at %s lost: %s; running streams go on", address, error.details())
+                    logger.warning("controller at %s lost: %s; running streams go on", address, plain_details(error))
                 self._controllers.failed(address)
             except Exception:
                 logger.exception("the fleet's watch failed and is started again")  # without it nothing is ever served
