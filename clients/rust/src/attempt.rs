@@ -1,9 +1,12 @@
 //! One stream at one agent: opened with a ticket, accepted, read to its one end. Knows nothing of retries.
 
+use std::future::poll_fn;
 use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use tokio::time::Sleep;
+use tokio_stream::Stream as _;
 use tonic::{Code, Request, Status, Streaming};
 
 use crate::catalogue::Reason;
@@ -63,7 +66,7 @@ impl Attempt {
             events,
             cut,
         };
-        match attempt.event().await? {
+        match poll_fn(|context| attempt.poll_event(context)).await? {
             Event::Started(started) if ticket.epoch != 0 && started.epoch != ticket.epoch => {
                 Err(attempt.lost("is in another life than the ticket is for"))
             }
@@ -73,15 +76,15 @@ impl Attempt {
         }
     }
 
-    /// The next event. Fails when the request failed or the agent was lost.
-    pub(crate) async fn read(&mut self) -> Result<Next, Error> {
-        match self.event().await? {
+    /// The next event. Fails when the request failed or the agent was lost. Plain polling: this is what every token goes through.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Next, Error>> {
+        Poll::Ready(match ready!(self.poll_event(context))? {
             Event::Delta(delta) => Ok(Next::Delta(delta)),
             Event::Finished(finished) => Ok(Next::Finished(finished)),
             Event::Failed(failed) => Err(failed_error(failed)),
             // A second start is the agent's next life, or another one behind the same address.
             Event::Started(_) => Err(self.lost("started the request a second time")),
-        }
+        })
     }
 
     /// The error of an agent that can no longer be trusted with this stream.
@@ -89,13 +92,17 @@ impl Attempt {
         lost(&self.ticket, what)
     }
 
-    async fn event(&mut self) -> Result<Event, Error> {
-        match self.cut.before(self.events.message()).await? {
-            Ok(Some(GenerateResponse { event: Some(event) })) => Ok(event),
-            Ok(Some(_)) => Err(self.lost("sent an event that this version does not know")),
-            Ok(None) => Err(self.lost("ended the stream without saying how the request ended")),
-            Err(status) => Err(failure_of(&status, &self.ticket, self.cut.deadline)),
-        }
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, Error>> {
+        let Poll::Ready(given) = Pin::new(&mut self.events).poll_next(context) else {
+            ready!(self.cut.poll(context));
+            return Poll::Ready(Err(Error::deadline_passed()));
+        };
+        Poll::Ready(match given {
+            Some(Ok(GenerateResponse { event: Some(event) })) => Ok(event),
+            Some(Ok(_)) => Err(self.lost("sent an event that this version does not know")),
+            Some(Err(status)) => Err(failure_of(&status, &self.ticket, self.cut.deadline)),
+            None => Err(self.lost("ended the stream without saying how the request ended")),
+        })
     }
 }
 
@@ -111,13 +118,16 @@ impl Cut {
         Self { deadline, at }
     }
 
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.at.as_mut().map_or(Poll::Pending, |at| at.as_mut().poll(context))
+    }
+
     /// What `call` gives, unless it takes too long.
     async fn before<R>(&mut self, call: impl Future<Output = R>) -> Result<R, Error> {
-        let Some(at) = &mut self.at else { return Ok(call.await) };
         tokio::select! {
             biased;
             given = call => Ok(given),
-            () = at => Err(Error::deadline_passed()),
+            () = poll_fn(|context| self.poll(context)) => Err(Error::deadline_passed()),
         }
     }
 }

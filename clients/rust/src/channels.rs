@@ -1,10 +1,12 @@
 //! The connections of a client: one an address, with the HTTP/2 settings of the protocol.
 
 use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
 use crate::catalogue::Reason;
@@ -41,7 +43,8 @@ impl Address {
 pub(crate) struct Channels {
     tls: Option<ClientTlsConfig>,
     open: Mutex<HashMap<Address, Channel>>,
-    closed: watch::Sender<bool>,
+    closed: AtomicBool,
+    closing: Notify,
 }
 
 impl Channels {
@@ -49,7 +52,8 @@ impl Channels {
         Self {
             tls,
             open: Mutex::default(),
-            closed: watch::Sender::new(false),
+            closed: AtomicBool::new(false),
+            closing: Notify::new(),
         }
     }
 
@@ -59,7 +63,7 @@ impl Channels {
             key.agent_id.clear();
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if *self.closed.borrow() {
+        if self.is_closed() {
             return Err(closed());
         }
         if let Some(channel) = open.get(&key) {
@@ -72,14 +76,24 @@ impl Channels {
 
     /// Forgets all connections; each is closed when the last call on it ends.
     pub(crate) fn close(&self) {
-        self.closed.send_replace(true);
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        self.closed.store(true, Ordering::Release);
+        open.clear();
+        self.closing.notify_waiters();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Returns once the client is closed.
     pub(crate) async fn closing(&self) -> Error {
-        // The sender is `self`'s, so that the wait can only end in the value.
-        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
+        let mut notified = pin!(self.closing.notified());
+        // Listens before it looks: what comes in between is not missed.
+        notified.as_mut().enable();
+        if !self.is_closed() {
+            notified.await;
+        }
         closed()
     }
 
@@ -110,7 +124,7 @@ impl Channels {
     }
 }
 
-fn closed() -> Error {
+pub(crate) fn closed() -> Error {
     Error::new(Reason::Cancelled, "the client is closed")
 }
 

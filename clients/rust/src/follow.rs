@@ -1,6 +1,8 @@
 //! One generation as the client follows it: admission, an agent's stream, fallback, resume at the last cursor, one end.
 
-use std::sync::Arc;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -10,39 +12,48 @@ use crate::client::Inner;
 use crate::errors::{Error, duration_of, wire_duration};
 use crate::progress::Progress;
 use crate::request::{GenerateOptions, Prepared, Prompt, new_jitter, new_seed};
-use crate::results::{AgentTimings, GenerationResult, Timings, Token, Usage, logprobs_of, quote_of};
+use crate::results::{AgentTimings, GenerationResult, Quote, Timings, Token, Usage, logprobs_of, quote_of};
 use crate::retry::{Pursuit, Step, may_pass};
-use crate::stream::Shared;
 use crate::ticket::{QUEUE_TIMEOUT, Unused};
 use crate::v1::{AcquireTicketRequest, GenerateRequest, GenerationFinished, GenerationStarted, ResumeRequest, Ticket};
 
-/// Owner of the state of one generation.
+/// What is known of a generation, for whoever holds its stream. Written by the generation alone.
+#[derive(Debug, Default)]
+pub(crate) struct View {
+    pub(crate) request_id: Option<String>,
+    /// Id and data address.
+    pub(crate) agent: Option<(String, String)>,
+    pub(crate) num_resumes: u32,
+    pub(crate) quote: Option<Quote>,
+}
+
+/// Owner of the state of one generation. What a token does not need is boxed, so that the state it needs is on few cache lines.
 pub(crate) struct Generation {
     client: Arc<Inner>,
-    shared: Arc<Shared>,
+    view: Arc<Mutex<View>>,
     began: Instant,
     deadline: Option<Instant>,
     /// Taken when the request is made.
     prompt: Option<Prompt>,
-    options: GenerateOptions,
-    request: Option<Prepared>,
+    options: Box<GenerateOptions>,
+    request: Option<Box<Prepared>>,
     progress: Progress,
     pursuit: Pursuit,
     attempt: Option<Attempt>,
     /// The ticket that was tried last.
-    ticket: Option<Ticket>,
+    ticket: Option<Box<Ticket>>,
     /// Where the stream was cut.
-    origin: Option<Ticket>,
-    first_started: Option<GenerationStarted>,
+    origin: Option<Box<Ticket>>,
+    first_started: Option<Box<GenerationStarted>>,
     seed: Option<u64>,
-    finished: Option<GenerationFinished>,
+    finished: Option<Box<GenerationFinished>>,
     first_token: Option<Instant>,
 }
 
 impl Generation {
     pub(crate) fn new(
         client: Arc<Inner>,
-        shared: Arc<Shared>,
+        view: Arc<Mutex<View>>,
         prompt: Prompt,
         options: GenerateOptions,
         began: Instant,
@@ -51,11 +62,11 @@ impl Generation {
         let pursuit = Pursuit::new(client.retry.clone(), deadline);
         Self {
             client,
-            shared,
+            view,
             began,
             deadline,
             prompt: Some(prompt),
-            options,
+            options: Box::new(options),
             request: None,
             progress: Progress::new(1),
             pursuit,
@@ -69,42 +80,60 @@ impl Generation {
         }
     }
 
-    /// Gives every item, and returns the whole.
-    pub(crate) async fn follow(mut self) -> Result<GenerationResult, Error> {
+    /// Has the request accepted: for the first time, or again after a failure. Fails with what ends the stream.
+    pub(crate) async fn open(mut self: Box<Self>, mut failure: Option<Error>) -> Result<Box<Self>, Error> {
         self.options.check()?;
-        while self.finished.is_none() && !self.progress.complete() {
-            match self.advance().await {
-                Ok(Some(token)) => self.shared.give(token).await,
-                Ok(None) => {}
-                Err(error) => {
-                    let accepted = self.attempt.take().is_some();
-                    self.recover(error, accepted).await?;
-                }
+        loop {
+            if let Some(failure) = failure {
+                self.recover(failure).await?;
+            }
+            match self.start().await {
+                Ok(()) => return Ok(self),
+                Err(error) => failure = Some(error),
             }
         }
-        self.read_end().await;
-        Ok(self.into_result())
     }
 
-    /// Takes one event, after having the request accepted where it is not.
-    async fn advance(&mut self) -> Result<Option<Token>, Error> {
-        if self.attempt.is_none() {
-            let (attempt, started) = self.start().await?;
-            self.attempt = Some(attempt);
-            self.seed = Some(started.seed);
-            self.first_started.get_or_insert(started);
-            self.pursuit.started();
-            self.client.budget.succeeded();
+    /// The next item; `None` when there are no more. To be called when it is open; to be opened again where it fails.
+    pub(crate) fn poll_token(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Token>, Error>> {
+        loop {
+            if self.finished.is_some() || self.progress.complete() {
+                return Poll::Ready(Ok(None));
+            }
+            let event = ready!(self.attempt().poll_next(context))?;
+            if let Some(token) = self.take(event)? {
+                return Poll::Ready(Ok(Some(token)));
+            }
         }
-        let Some(attempt) = &mut self.attempt else {
-            return Ok(None);
-        };
-        match attempt.read().await? {
+    }
+
+    /// The whole, once there are no more items.
+    ///
+    /// Reads the usage after the last token. All tokens are here, so an agent lost now costs only its figures.
+    pub(crate) async fn finish(mut self: Box<Self>) -> GenerationResult {
+        if self.finished.is_none() {
+            let event = poll_fn(|context| self.attempt().poll_next(context)).await;
+            if let Ok(Next::Finished(finished)) = event {
+                self.finished = Some(Box::new(finished));
+            }
+        }
+        self.attempt = None;
+        self.into_result()
+    }
+
+    fn attempt(&mut self) -> &mut Attempt {
+        self.attempt.as_mut().expect("a generation is read while it is open")
+    }
+
+    /// Takes one event of the attempt. Fails when the agent is lost with it.
+    fn take(&mut self, event: Next) -> Result<Option<Token>, Error> {
+        let attempt = self.attempt.as_ref().expect("a generation is read while it is open");
+        match event {
             Next::Finished(_) if !self.progress.complete() => {
                 Err(attempt.lost("finished the request before all its choices had ended"))
             }
             Next::Finished(finished) => {
-                self.finished = Some(finished);
+                self.finished = Some(Box::new(finished));
                 Ok(None)
             }
             Next::Delta(delta) => {
@@ -122,14 +151,14 @@ impl Generation {
     }
 
     /// Has the request admitted and accepted: by the first agent, or by the second where the first refuses.
-    async fn start(&mut self) -> Result<(Attempt, GenerationStarted), Error> {
+    async fn start(&mut self) -> Result<(), Error> {
         if let Some(prompt) = self.prompt.take() {
             let request = within(self.remaining()?, self.client.prepare(prompt.clone(), &self.options)).await;
             // A request that could not be made yet is made when it is tried again.
             let request = request.inspect_err(|_| self.prompt = Some(prompt))?;
             self.progress = Progress::new(request.acquire.num_choices);
-            self.shared.view().request_id = Some(request.generate.request_id.clone());
-            self.request = Some(request);
+            self.view().request_id = Some(request.generate.request_id.clone());
+            self.request = Some(Box::new(request));
         }
         let client = Arc::clone(&self.client);
         let timeout = self.remaining()?.unwrap_or(QUEUE_TIMEOUT);
@@ -139,8 +168,7 @@ impl Generation {
             .acquire(&client.channels, &client.cell, &acquire, timeout);
         let grant = within(self.remaining()?, grant).await?;
         if let Some(quote) = grant.quote {
-            self.shared
-                .view()
+            self.view()
                 .quote
                 .get_or_insert_with(|| quote_of(quote, grant.tickets[0].agent_id.clone()));
         }
@@ -158,9 +186,11 @@ impl Generation {
             };
             self.remaining()?;
             match Attempt::open(&client.channels, ticket, request.clone(), self.deadline).await {
-                Ok(accepted) => {
+                Ok((attempt, started)) => {
                     unused.used = true;
-                    return Ok(accepted);
+                    drop(unused);
+                    self.accepted(attempt, started);
+                    return Ok(());
                 }
                 Err(error) if may_pass(&error, self.origin.is_some()) => {
                     first.get_or_insert(error);
@@ -171,9 +201,17 @@ impl Generation {
         Err(first.unwrap_or_else(Error::deadline_passed))
     }
 
+    fn accepted(&mut self, attempt: Attempt, started: GenerationStarted) {
+        self.attempt = Some(attempt);
+        self.seed = Some(started.seed);
+        self.first_started.get_or_insert_with(|| Box::new(started));
+        self.pursuit.started();
+        self.client.budget.succeeded();
+    }
+
     fn placed(&mut self, ticket: &Ticket) {
-        self.ticket = Some(ticket.clone());
-        self.shared.view().agent = Some((ticket.agent_id.clone(), ticket.data_address.clone()));
+        self.ticket = Some(Box::new(ticket.clone()));
+        self.view().agent = Some((ticket.agent_id.clone(), ticket.data_address.clone()));
     }
 
     fn acquire_message(&self) -> Result<AcquireTicketRequest, Error> {
@@ -200,12 +238,17 @@ impl Generation {
         message
     }
 
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn request(&self) -> &Prepared {
         self.request.as_ref().expect("it is made before anything is sent")
     }
 
     /// Waits until the request may be tried again, or fails with what ends the stream.
-    async fn recover(&mut self, error: Error, accepted: bool) -> Result<(), Error> {
+    async fn recover(&mut self, error: Error) -> Result<(), Error> {
+        let accepted = self.attempt.take().is_some();
         let cut = self.pursuit.cut().cloned();
         let decision = self
             .pursuit
@@ -215,7 +258,7 @@ impl Generation {
         };
         if step == Step::Resume {
             self.origin.clone_from(&self.ticket);
-            self.shared.view().num_resumes = self.pursuit.num_resumes;
+            self.view().num_resumes = self.pursuit.num_resumes;
         }
         tokio::time::sleep(delay).await;
         Ok(())
@@ -230,21 +273,10 @@ impl Generation {
         }
     }
 
-    /// Reads the usage after the last token. All tokens are here, so an agent lost now costs only its figures.
-    async fn read_end(&mut self) {
-        if let (Some(attempt), None) = (&mut self.attempt, &self.finished)
-            && let Ok(Next::Finished(finished)) = attempt.read().await
-        {
-            self.finished = Some(finished);
-        }
-        self.attempt = None;
-    }
-
     fn into_result(self) -> GenerationResult {
-        let (Prepared { generate, .. }, started) = (
-            self.request.expect("it was sent"),
-            self.first_started.unwrap_or_default(),
-        );
+        let quote = self.view().quote.clone();
+        let Prepared { generate, .. } = *self.request.expect("it was sent");
+        let started = self.first_started.unwrap_or_default();
         let finished = self.finished.unwrap_or_default();
         let usage = finished.usage.unwrap_or_default();
         let agent = finished.total_time.map(|total| AgentTimings {
@@ -270,7 +302,7 @@ impl Generation {
             seed: self.seed.unwrap_or_default(),
             agent_id: self.ticket.unwrap_or_default().agent_id,
             num_resumes: self.pursuit.num_resumes,
-            quote: self.shared.view().quote.clone(),
+            quote,
             prompt_logprobs: logprobs_of(started.prompt_logprobs),
         }
     }

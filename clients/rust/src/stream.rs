@@ -3,15 +3,16 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
 use tokio_stream::Stream;
 
 use crate::catalogue::Reason;
+use crate::channels::closed;
 use crate::client::Inner;
 use crate::errors::Error;
-use crate::follow::Generation;
+use crate::follow::{Generation, View};
 use crate::request::{GenerateOptions, Prompt};
 use crate::results::{GenerationResult, Quote, Token};
 
@@ -20,37 +21,31 @@ use crate::results::{GenerationResult, Quote, Token};
 /// Nothing is sent before it is first polled. An agent that dies is replaced and the stream goes on at the next token, at most 3
 /// times; the reader only sees a pause. It ends after the last item, or with one error. Dropping it cancels what still runs.
 pub struct GenerationStream {
-    shared: Arc<Shared>,
-    following: Option<Following>,
-    /// Why there is no result, once there cannot be one.
-    failure: Option<Error>,
-    result: Option<GenerationResult>,
+    state: State,
+    closing: Closing,
+    view: Arc<Mutex<View>>,
+    outcome: Option<Result<GenerationResult, Error>>,
 }
 
-type Following = Pin<Box<dyn Future<Output = Result<GenerationResult, Error>> + Send>>;
+enum State {
+    /// It is being admitted and accepted, for the first time or again.
+    Opening(Pin<Box<dyn Future<Output = Result<Box<Generation>, Error>> + Send>>),
+    /// Tokens come.
+    Reading(Box<Generation>),
+    /// All tokens are here, and the agent's figures are waited for.
+    Finishing(Pin<Box<dyn Future<Output = GenerationResult> + Send>>),
+    Over,
+}
 
 impl GenerationStream {
     pub(crate) fn new(client: Arc<Inner>, prompt: Prompt, options: GenerateOptions) -> Self {
-        let shared = Arc::new(Shared::default());
-        let generation = Generation::new(
-            Arc::clone(&client),
-            Arc::clone(&shared),
-            prompt,
-            options,
-            Instant::now(),
-        );
-        let following = Box::pin(async move {
-            tokio::select! {
-                biased;
-                outcome = generation.follow() => outcome,
-                closed = client.channels.closing() => Err(closed),
-            }
-        });
+        let view = Arc::default();
+        let generation = Generation::new(Arc::clone(&client), Arc::clone(&view), prompt, options, Instant::now());
         Self {
-            shared,
-            following: Some(following),
-            failure: None,
-            result: None,
+            state: State::Opening(Box::pin(Box::new(generation).open(None))),
+            closing: Closing::new(client),
+            view,
+            outcome: None,
         }
     }
 
@@ -64,62 +59,82 @@ impl GenerationStream {
         while let Some(item) = self.next().await {
             item?;
         }
-        let unread = || Error::new(Reason::Cancelled, "the stream was closed before its end");
-        self.result.ok_or_else(|| self.failure.unwrap_or_else(unread))
+        let unread = || Err(Error::new(Reason::Cancelled, "the stream was closed before its end"));
+        self.outcome.unwrap_or_else(unread)
     }
 
     /// Cancels what still runs, as dropping it does; may be called more than once.
     pub fn close(&mut self) {
-        self.following = None;
+        self.state = State::Over;
     }
 
     /// Id of the request; `None` until it is made, when the stream is first polled.
     pub fn request_id(&self) -> Option<String> {
-        self.shared.view().request_id.clone()
+        self.view().request_id.clone()
     }
 
     /// The agent that runs it now; `None` before it is placed, empty for an open agent.
     pub fn agent_id(&self) -> Option<String> {
-        self.shared.view().agent.as_ref().map(|(id, _)| id.clone())
+        self.view().agent.as_ref().map(|(id, _)| id.clone())
     }
 
     /// Data address of that agent.
     pub fn agent_address(&self) -> Option<String> {
-        self.shared.view().agent.as_ref().map(|(_, address)| address.clone())
+        self.view().agent.as_ref().map(|(_, address)| address.clone())
     }
 
     /// How often it was continued after a cut.
     pub fn num_resumes(&self) -> u32 {
-        self.shared.view().num_resumes
+        self.view().num_resumes
     }
 
     /// What the controller promised; `None` until it is placed, and for an open agent.
     pub fn quote(&self) -> Option<Quote> {
-        self.shared.view().quote.clone()
+        self.view().quote.clone()
+    }
+
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn poll_item(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Token, Error>>> {
-        let Some(following) = &mut self.following else {
-            return Poll::Ready(None);
-        };
-        let polled = following.as_mut().poll(context);
-        if polled.is_pending()
-            && let Some(token) = self.shared.item().take()
+        if !matches!(self.state, State::Over)
+            && let Poll::Ready(closed) = self.closing.poll(context)
         {
-            return Poll::Ready(Some(Ok(token)));
+            return self.fail(closed);
         }
-        let outcome = ready!(polled);
-        self.following = None;
-        match outcome {
-            Ok(result) => {
-                self.result = Some(result);
-                Poll::Ready(None)
-            }
-            Err(error) => {
-                self.failure = Some(error.clone());
-                Poll::Ready(Some(Err(error)))
-            }
+        loop {
+            self.state = match &mut self.state {
+                State::Opening(opening) => match ready!(opening.as_mut().poll(context)) {
+                    Ok(generation) => State::Reading(generation),
+                    Err(error) => return self.fail(error),
+                },
+                State::Reading(generation) => match ready!(generation.poll_token(context)) {
+                    Ok(Some(token)) => return Poll::Ready(Some(Ok(token))),
+                    read => self.after_reading(read.err()),
+                },
+                State::Finishing(finishing) => {
+                    self.outcome = Some(Ok(ready!(finishing.as_mut().poll(context))));
+                    State::Over
+                }
+                State::Over => return Poll::Ready(None),
+            };
         }
+    }
+
+    /// What comes after the last token, or after a failure.
+    fn after_reading(&mut self, failure: Option<Error>) -> State {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Reading(generation) if failure.is_some() => State::Opening(Box::pin(generation.open(failure))),
+            State::Reading(generation) => State::Finishing(Box::pin(generation.finish())),
+            other => other,
+        }
+    }
+
+    fn fail(&mut self, error: Error) -> Poll<Option<Result<Token, Error>>> {
+        self.state = State::Over;
+        self.outcome = Some(Err(error.clone()));
+        Poll::Ready(Some(Err(error)))
     }
 }
 
@@ -133,54 +148,49 @@ impl Stream for GenerationStream {
 
 impl std::fmt::Debug for GenerationStream {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let view = self.shared.view();
+        let view = self.view();
         formatter
             .debug_struct("GenerationStream")
             .field("request_id", &view.request_id)
             .field("agent", &view.agent)
             .field("num_resumes", &view.num_resumes)
-            .field("running", &self.following.is_some())
+            .field("over", &matches!(self.state, State::Over))
             .finish_non_exhaustive()
     }
 }
 
-/// Between the reader and what it drives: the next item, and what is known of the request.
-#[derive(Debug, Default)]
-pub(crate) struct Shared {
-    item: Mutex<Option<Token>>,
-    view: Mutex<View>,
+/// The end of the client, as a stream waits for it.
+struct Closing {
+    client: Arc<Inner>,
+    wait: Pin<Box<dyn Future<Output = Error> + Send>>,
+    /// Whom `wait` wakes.
+    waker: Option<Waker>,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct View {
-    pub(crate) request_id: Option<String>,
-    /// Id and data address.
-    pub(crate) agent: Option<(String, String)>,
-    pub(crate) num_resumes: u32,
-    pub(crate) quote: Option<Quote>,
-}
-
-impl Shared {
-    pub(crate) fn view(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+impl Closing {
+    fn new(client: Arc<Inner>) -> Self {
+        let waiting = Arc::clone(&client);
+        let wait = Box::pin(async move { waiting.channels.closing().await });
+        Self {
+            client,
+            wait,
+            waker: None,
+        }
     }
 
-    /// Hands an item to the reader, and goes on when the next one is asked for.
-    pub(crate) async fn give(&self, token: Token) {
-        *self.item() = Some(token);
-        let mut given = false;
-        poll_fn(|_| {
-            // Not woken by anything: the reader polls again when it wants more.
-            if std::mem::replace(&mut given, true) {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
-        })
-        .await;
-    }
-
-    fn item(&self) -> MutexGuard<'_, Option<Token>> {
-        self.item.lock().unwrap_or_else(PoisonError::into_inner)
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Error> {
+        if self.client.channels.is_closed() {
+            return Poll::Ready(closed());
+        }
+        // As long as it wakes the same reader there is nothing to do, which every token gains by.
+        if self
+            .waker
+            .as_ref()
+            .is_some_and(|waker| waker.will_wake(context.waker()))
+        {
+            return Poll::Pending;
+        }
+        self.waker = Some(context.waker().clone());
+        self.wait.as_mut().poll(context)
     }
 }
