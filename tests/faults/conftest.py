@@ -22,6 +22,7 @@ SHORT_FILES = (
     "test_f6_network.py",
     "test_f15_clock.py",
     "test_f22_versions.py",
+    "test_f23_soak.py",
 )
 UNITS = {
     "stall_p50": "s",
