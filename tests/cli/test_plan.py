@@ -75,6 +75,18 @@ def test_what_does_not_fit_says_why_and_what_would(dragoman: Dragoman) -> None:
     assert 1 <= len(told["changes"]) <= 3
 
 
+def test_a_card_without_the_number_format_is_refused_as_an_agent_would(dragoman: Dragoman, tmp_path: Path) -> None:
+    old = load_library("l4").with_values(
+        {"compute.capability": Value("7.5", "", "spec"), "compute.dtypes": Value("float16 int8", "", "spec")}
+    )
+    (tmp_path / "old.json").write_text(old.to_json())
+    told = body(dragoman, "--profile", str(tmp_path / "old.json"), "--model", "qwen3-0.6b", code=1)
+    assert (
+        told["problem"] == "qwen3-0.6b is computed in bfloat16, which needs compute capability 8.0; this card has 7.5"
+    )
+    assert (told["fits"], told["plan"]) == (False, {})
+
+
 def test_a_load_that_does_not_fit_gets_three_changes_that_make_it_fit(dragoman: Dragoman) -> None:
     load = ("--context", "8k", "--concurrency", "64")
     done = dragoman("plan", *SMALL, *load)
@@ -123,6 +135,7 @@ def test_this_machine_is_planned_for_without_a_profile(dragoman: Dragoman) -> No
         ((*SMALL, "--pal", "of"), ("--pal: 'of' is not one of on, off",), 2),
         ((*SMALL, "--pal-arena", "no"), ("--pal-arena: 'no'",), 2),
         ((*SMALL, "--memory-utilization", "2"), ("--memory-utilization",), 2),
+        ((*SMALL, "--dtype", "int8"), ("--dtype int8 is for the CPU", "computes in bfloat16"), 1),
         ((), ("--model",), 2),
     ],
 )

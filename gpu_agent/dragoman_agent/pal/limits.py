@@ -95,3 +95,11 @@ def choose_context(model: ModelConfig, limits: Limits) -> tuple[int, Decision]:
     chosen = asked or model.max_context_tokens
     reason = "asked for" if asked else "the model's own"
     return chosen, Decision("max-context", str(chosen), reason, unit="tokens")
+
+
+def check_dtype(dtype: str, kind: str, device_name: str) -> None:
+    """`--dtype` is a choice of the CPU alone. Raises PlanError elsewhere."""
+    if dtype != "auto" and kind != "cpu":
+        raise PlanError(
+            f"--dtype {dtype} is for the CPU, {device_name} computes in bfloat16; leave --dtype out or add --device cpu"
+        )

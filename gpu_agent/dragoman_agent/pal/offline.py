@@ -18,12 +18,14 @@ from dragoman_agent.pal.changes import (
     cheapest_changes,
 )
 from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.limits import check_dtype
 from dragoman_agent.pal.needs import known_models, needs_of
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.plan_fields import plan_fields
 from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for
 from dragoman_agent.pal.predict import Prediction, predict
 from dragoman_agent.pal.profile import Profile
+from dragoman_agent.pal.select import dtype_problem
 
 DEFAULT_CONTEXT_TOKENS = 1024
 _NOT_NEEDED = ("kv", "margin")
@@ -69,10 +71,16 @@ def open_shapes(name: str, cache_dir: Path) -> ModelSource:
 
 
 def look_ahead(profile: Profile, model: ModelSource, wish: Wish, switches: Switches) -> Outlook:
-    """Plan and predict. Raises PlanError where the wish makes no sense, such as a context that the model cannot take."""
+    """Plan and predict: what an agent on that device would refuse is refused here too.
+
+    Raises PlanError where the wish makes no sense, such as a context that the model cannot take.
+    """
     known = model.config.max_context_tokens
     if wish.context_tokens is not None and wish.context_tokens > known:
         raise PlanError(f"{model.name} was made for {known} tokens of context; ask for at most that")
+    check_dtype(wish.dtype, profile.device.kind, profile.device.name)
+    if problem := dtype_problem(needs_of(model), profile.device.kind, profile.values):
+        return Outlook(None, (), (), problem, ("another card, or the CPU beside it",))
     limits = Limits(wish.context_tokens, wish.concurrency, memory_utilization=wish.memory_utilization)
     # Here the compiled kernels are taken as there: this machine is not the one that is planned for.
     road = road_of(model, wish.dtype, None) if profile.device.kind == "cpu" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dragoman_agent.pal.changes import (
@@ -15,6 +16,7 @@ from dragoman_agent.pal.changes import (
 )
 from dragoman_agent.pal.found import SUPPORTED_KINDS, UNTESTED_KINDS, FoundDevice, Inventory
 from dragoman_agent.pal.needs import KindNeeds, Needs
+from dragoman_agent.pal.profile import Value
 
 __all__ = ["KindNeeds", "Needs", "NoDeviceError", "Selection", "Verdict", "choose_device"]
 
@@ -96,15 +98,9 @@ def refusal_of(device: FoundDevice, requested: str, needs: Needs) -> _Refusal | 
 
 def _match(device: FoundDevice, needs: Needs) -> _Refusal | None:
     """Number format and memory."""
+    if problem := dtype_problem(needs, device.facts.kind, device.values):
+        return _Refusal("match", problem)
     wanted = needs.of(device.facts.kind)
-    dtypes = device.values.get("compute.dtypes")
-    if wanted.dtype and dtypes is not None and wanted.dtype not in str(dtypes.value).split():
-        capability = device.values.get("compute.capability")
-        has = f"this card has {capability.value}" if capability else "this card is older"
-        first = _FIRST_CAPABILITY.get(wanted.dtype, "newer")
-        return _Refusal(
-            "match", f"{needs.model_name} is computed in {wanted.dtype}, which needs compute capability {first}; {has}"
-        )
     free, need = _free_bytes(device), wanted.weight_bytes + needs.min_kv_bytes
     if need <= free:
         return None
@@ -115,6 +111,17 @@ def _match(device: FoundDevice, needs: Needs) -> _Refusal | None:
         f"{needs.model_name} needs {bytes_text(need)} for weights and one short sequence, {bytes_text(free)} are free{by}",
         missing_memory=True,
     )
+
+
+def dtype_problem(needs: Needs, kind: str, values: Mapping[str, Value]) -> str:
+    """Why a device with these values cannot multiply in the model's number format; empty where it can, or does not say."""
+    dtype, dtypes = needs.of(kind).dtype, values.get("compute.dtypes")
+    if not dtype or dtypes is None or dtype in str(dtypes.value).split():
+        return ""
+    capability = values.get("compute.capability")
+    has = f"this card has {capability.value}" if capability else "this card is older"
+    first = _FIRST_CAPABILITY.get(dtype, "newer")
+    return f"{needs.model_name} is computed in {dtype}, which needs compute capability {first}; {has}"
 
 
 def _preference(device: FoundDevice, needs: Needs) -> tuple[bool, bool, bool, float, float, float]:

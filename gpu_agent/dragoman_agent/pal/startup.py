@@ -14,9 +14,10 @@ from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.forced import describe, find_profile, take_forced
 from dragoman_agent.pal.found import FoundDevice
 from dragoman_agent.pal.kernel_times import step_key
+from dragoman_agent.pal.limits import check_dtype
 from dragoman_agent.pal.needs import needs_of
 from dragoman_agent.pal.plan import Plan
-from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for, profile_input
+from dragoman_agent.pal.planner import Limits, Switches, plan_for, profile_input
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import DeviceFacts, Profile, fingerprint, now
 from dragoman_agent.pal.select import choose_device
@@ -84,14 +85,8 @@ def start_on_device(
         device = chosen.device
         held, decision = take_forced(named, device.facts, device.fingerprint, device.values, force=profile_force)
     log.record(decision)
-    road = None
-    if held.device.kind == "cpu":
-        road = choose_cpu_road(model, dtype, cache_dir)
-    elif dtype != "auto":
-        raise PlanError(
-            f"--dtype {dtype} is for the CPU, {chosen.device.facts.name} computes in bfloat16; "
-            "leave --dtype out or add --device cpu"
-        )
+    check_dtype(dtype, held.device.kind, chosen.device.facts.name)
+    road = choose_cpu_road(model, dtype, cache_dir) if held.device.kind == "cpu" else None
     switches = switches or Switches()
     timings = None
     if named is None:
