@@ -64,7 +64,9 @@ class Agent:
     def __init__(self, settings: AgentSettings, prepared: Prepared, tls: TlsIdentity | None = None) -> None:
         """`tls`: who the agent is towards clients, controllers and other agents; None for loopback. Raises StartupError."""
         self._settings = settings
-        self._model = served_model(prepared.source, settings.served_model_name, prepared.max_context_tokens)
+        self._model = served_model(
+            prepared.source, settings.served_model_name, prepared.max_context_tokens, prepared.chat_template
+        )
         self._pal = prepared.pal
         self._engine_process = prepared.engine
         self._defaults = prepared.source.generation.in_words()

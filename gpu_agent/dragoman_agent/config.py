@@ -32,6 +32,13 @@ class AgentSettings:
     served_model_name: tuple[str, ...] = field(
         default=(), metadata=_about("names clients ask for; the first is shown", group=_MODEL)
     )
+    chat_template: Path | None = field(
+        default=None,
+        metadata=_about(
+            "Jinja file that lays out chats instead of the model's own template; the same for all agents of a model",
+            group=_MODEL,
+        ),
+    )
     dtype: str = field(
         default="auto",
         metadata=_about("number format of the computation", group=_MODEL, choices=("auto", "int8", "float32")),

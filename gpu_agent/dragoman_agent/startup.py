@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dragoman_agent.model.source import ModelSource
     from dragoman_agent.pal.plan import Plan
     from dragoman_agent.pal.startup import PalResult
+    from dragoman_text.files import TokenizerFiles
 
 NULL_NUM_SEQS = 256
 
@@ -36,6 +37,7 @@ class Prepared:
     source: ModelSource
     pal: PalResult
     engine: EngineProcess
+    chat_template: str | None = None  # instead of the model's own
 
     @property
     def max_context_tokens(self) -> int:
@@ -61,11 +63,39 @@ def prepare(settings: AgentSettings) -> Iterator[Prepared]:
         DeviceError, ModelFileError, PlanError, ProfileError, NoDeviceError, TokenizerFilesError, TuningError,
     ) as error:  # fmt: skip
         raise StartupError(str(error)) from error
+    template = None if settings.chat_template is None else read_chat_template(settings.chat_template, source.tokenizer)
     engine = EngineProcess(engine_command(settings, pal.plan))
     try:
-        yield Prepared(source, pal, engine)
+        yield Prepared(source, pal, engine, template)
     finally:
         engine.kill()
+
+
+def read_chat_template(path: Path, files: TokenizerFiles) -> str:
+    """The template of a file, for the model of `files`. Raises StartupError: unreadable, no text, not a valid template."""
+    from dragoman_text import ChatTemplate, TemplateError, TemplateLimits
+
+    limit = TemplateLimits().max_source_chars
+    try:
+        # No more is read than a template may have: a character has at least one byte.
+        with path.open(encoding="utf-8", newline="") as file:
+            source = file.read(limit + 1)
+        if not source.strip():
+            raise StartupError(
+                f"--chat-template {path}: the file is empty; give a Jinja template, or leave the option out"
+            )
+        ChatTemplate(replace(files, chat_template=source))
+    except OSError as error:
+        raise StartupError(
+            f"--chat-template {path}: cannot be read ({error.strerror or error}); check the path"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise StartupError(
+            f"--chat-template {path}: is not UTF-8 text (byte {error.start}); give a Jinja template"
+        ) from None
+    except TemplateError as error:
+        raise StartupError(f"--chat-template {path}: {error}") from None
+    return source
 
 
 def engine_command(settings: AgentSettings, plan: Plan) -> list[str]:

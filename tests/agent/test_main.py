@@ -74,6 +74,24 @@ def test_bad_settings_are_one_line_and_exit_2(flags: list[str], words: list[str]
         assert word in message
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        (b" \n", "is empty"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"{% for m in messages %}", "not valid at line 1"),
+        (b"x" * (1 << 20) + b"y", "at most 1048576 are allowed"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+    file = tmp_path / "chat.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    message = only_error(run_agent("--open", "--device", "null", "--chat-template", str(file)))
+    assert f"--chat-template {file}" in message and words in message
+
+
 def test_truncated_model_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\x00" * 29)

@@ -33,6 +33,9 @@ class UpSettings:
         default=None, metadata=_about("longest prompt and output together", _COMMON, unit="tokens", min=2)
     )
     served_model_name: tuple[str, ...] = field(default=(), metadata=_about("names clients ask for", _COMMON))
+    chat_template: Path | None = field(
+        default=None, metadata=_about("Jinja file that lays out chats instead of the model's own template", _COMMON)
+    )
     threads: int | None = field(default=None, metadata=_about("CPU threads", _COMMON, min=1, max=1024))
     dtype: str = field(
         default="auto",
@@ -95,7 +98,7 @@ class UpSettings:
 
 # Settings that go to the agent when they were given; otherwise its own section and defaults hold.
 _AGENT_OPTIONS = (
-    "model", "device", "max_context", "served_model_name", "threads", "dtype", "memory_utilization", "cache_dir",
+    "model", "device", "max_context", "served_model_name", "chat_template", "threads", "dtype", "memory_utilization", "cache_dir",
     "null_oracle", "null_speed", "tune", "profile", "profile_force", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
     "pal_link_policy",
 )  # fmt: skip

@@ -113,8 +113,9 @@ class ChatTemplate:
         """The template's variables with stand-ins where user text spells a control token."""
         if self._template is None:
             raise TemplateError(
-                "this model has no chat template, so chat messages cannot be laid out; set tokenizer.chat_template in the "
-                "GGUF file or put chat_template.jinja into the model's directory, or send a plain prompt to completions"
+                "this model has no chat template, so chat messages cannot be laid out; start the agent with --chat-template "
+                "FILE, set tokenizer.chat_template in the GGUF file or put chat_template.jinja into the model's directory, or "
+                "send a plain prompt to completions"
             )
         extra = dict(template_kwargs or {})
         taken = sorted(_RESERVED & extra.keys())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -125,9 +125,15 @@ class ServedModel:
         )
 
 
-def served_model(source: ModelSource, names: tuple[str, ...], max_context_tokens: int) -> ServedModel:
-    """The served model of opened files. `max_context_tokens` is the plan's, at most the model's own."""
+def served_model(
+    source: ModelSource, names: tuple[str, ...], max_context_tokens: int, chat_template: str | None = None
+) -> ServedModel:
+    """The served model of opened files. `max_context_tokens` is the plan's, at most the model's own.
+
+    `chat_template` takes the place of the model's own.
+    """
     generation = source.generation
+    files = source.tokenizer if chat_template is None else replace(source.tokenizer, chat_template=chat_template)
     return ServedModel(
         names=names or (source.name,),
         digest=bytes.fromhex(source.digest),
@@ -144,5 +150,5 @@ def served_model(source: ModelSource, names: tuple[str, ...], max_context_tokens
                 repetition_penalty=generation.repetition_penalty,
             ),
         ),
-        tokenizer=TextTokenizer.from_files(source.tokenizer),
+        tokenizer=TextTokenizer.from_files(files),
     )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import uuid
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -153,6 +154,19 @@ async def test_b17_template_ids_hold_only_the_templates_control_tokens(channel: 
         )
     )
     assert open_end.text.endswith("assistant\nb")
+
+
+async def test_a_chat_template_of_the_users_own(start_agent: Any, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}>")
+    agent = start_agent("--chat-template", str(file))
+    async with grpc.aio.insecure_channel(agent.address, options=channel_options()) as channel:
+        stub = tokenizer_service_pb2_grpc.TokenizerServiceStub(channel)
+        laid_out = await stub.ApplyTemplate(ApplyTemplateRequest(messages=[ChatMessage(role="user", content="hi")]))
+        assert laid_out.text == "[user]hi\n>"
+        parts = [part async for part in stub.GetTokenizer(GetTokenizerRequest())]
+        files = TokenizerFiles.from_chunks(part.chunk.data for part in parts[1:])
+        assert files.chat_template == file.read_text(), "gateways lay out chats with it"
 
 
 @pytest.mark.parametrize("messages", [[], [ChatMessage(role="foo", content="x")]])
