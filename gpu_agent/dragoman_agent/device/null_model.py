@@ -54,6 +54,10 @@ class NullModel:
         """None."""
         return []
 
+    def stored_name(self, name: str) -> str:
+        """There are no files: the canonical name."""
+        return name
+
     def extent(self, name: str) -> NoReturn:
         """Raises: there are no weights."""
         self.tensor(name)

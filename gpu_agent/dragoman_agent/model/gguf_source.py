@@ -39,6 +39,9 @@ _LAYER_NAMES = {
     "ffn_up": "up_proj",
     "ffn_down": "down_proj",
 }
+_GLOBAL_STORED = {canonical: stored for stored, canonical in _GLOBAL_NAMES.items()}
+_LAYER_STORED = {canonical: stored for stored, canonical in _LAYER_NAMES.items()}
+_LAYER_CANONICAL = re.compile(r"layers\.(\d+)\.([a-z_]+)(\.bias)?")
 _LAYER_TENSOR = re.compile(r"blk\.(\d{1,4})\.([a-z_]+)\.(weight|bias)")
 _HANDLED_ELSEWHERE = frozenset({"rope_freqs.weight"})  # becomes config.rope_scaling
 
@@ -99,6 +102,10 @@ class GgufSource:
         """Canonical names of the tensors the model needs, in the order of the layers."""
         return list(needed_tensors(self.config))
 
+    def stored_name(self, name: str) -> str:
+        """The name of a tensor in the file, where it is missing the one it should have."""
+        return self._stored.get(name) or _stored_name(name)
+
     def file_order(self) -> list[str]:
         """`tensor_names` in the order in which their data lie in the file."""
         return sorted(self.tensor_names(), key=lambda name: self._tensor(name).offset)
@@ -140,7 +147,7 @@ class GgufSource:
         missing = [name for name in needed if name not in self._stored]
         if missing:
             raise self._file.fail(
-                f"{len(missing)} of {len(needed)} tensors are missing, the first is {missing[0]!r}",
+                f"{len(missing)} of {len(needed)} tensors are missing, the first is {self.stored_name(missing[0])!r} ({missing[0]})",
                 "the download is incomplete, fetch it again",
             )
         for name, shape in needed.items():
@@ -157,7 +164,9 @@ class GgufSource:
     def _tensor(self, name: str) -> GgufTensor:
         stored = self._file.tensors.get(self._stored.get(name, ""))
         if stored is None:
-            raise self._file.fail(f"tensor {name!r} is missing", "the download is incomplete, fetch it again")
+            raise self._file.fail(
+                f"tensor {self.stored_name(name)!r} ({name}) is missing", "the download is incomplete, fetch it again"
+            )
         return stored
 
     def _check_tensor(self, name: str, stored: GgufTensor, shape: tuple[int, ...]) -> None:
@@ -212,6 +221,14 @@ def _canonical_name(stored: str) -> str:
         return _GLOBAL_NAMES.get(stored, stored)
     part = _LAYER_NAMES.get(match[2])
     return stored if part is None else f"layers.{int(match[1])}.{part}{'.bias' if match[3] == 'bias' else ''}"
+
+
+def _stored_name(name: str) -> str:
+    """The stored name that `_canonical_name` would turn into `name`."""
+    match = _LAYER_CANONICAL.fullmatch(name)
+    if match is None or match[2] not in _LAYER_STORED:
+        return _GLOBAL_STORED.get(name, name)
+    return f"blk.{match[1]}.{_LAYER_STORED[match[2]]}.{'bias' if match[3] else 'weight'}"
 
 
 def _to_half_split(data: npt.NDArray[np.uint8], num_heads: int, *, vector: bool) -> npt.NDArray[np.uint8]:

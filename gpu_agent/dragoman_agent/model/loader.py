@@ -33,6 +33,9 @@ class TensorReader(Protocol):
     def tensor(self, name: str) -> QuantTensor:
         """A tensor as stored."""
 
+    def stored_name(self, name: str) -> str:
+        """The name of a tensor in the files."""
+
 
 class Sink(Protocol):
     """One thread's way to the device; only that thread calls it."""
@@ -126,7 +129,7 @@ class _Work:
                 buffer = sink.buffer()
         except Exception as error:  # the first is raised where scatter was called
             with self._lock:
-                self.error = self.error or _named(piece.name if piece is not None else "", error)
+                self.error = self.error or _named(self._source, piece.name if piece is not None else "", error)
             self.stop()
 
     def _next(self, max_bytes: int) -> _Piece | None:
@@ -136,7 +139,7 @@ class _Work:
                 try:
                     whole = next(self._tensors, None)
                 except (OSError, MemoryError) as error:
-                    raise _named("", error) from None
+                    raise _named(self._source, "", error) from None
             if whole is None or whole.file < 0:
                 self._current = None
                 return whole
@@ -197,7 +200,7 @@ def _with_hints(source: TensorReader, names: Sequence[str], files: _Files, read_
                 ahead.append(extent)
                 next_hint += 1
         except OSError as error:
-            raise _named(names[next_hint], error) from None
+            raise _named(source, names[next_hint], error) from None
         extent = ahead.popleft()
         if extent is None:
             yield _Piece(name, 0, 0, -1, 0)
@@ -215,9 +218,11 @@ def _read(file: int, target: Bytes, position: int) -> None:
         view, position = view[count:], position + count
 
 
-def _named(name: str, error: Exception) -> Exception:
+def _named(source: TensorReader, name: str, error: Exception) -> Exception:
     """The error of a tensor for a person; what is no fault of the file stays what it is."""
     if isinstance(error, ModelFileError) or not isinstance(error, OSError | EOFError | MemoryError):
         return error
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return ModelFileError(f"tensor {name!r}", f"could not be read ({reason})", "check the disk, fetch the model again")
+    stored = source.stored_name(name) if name else ""
+    shown = repr(stored) if stored == name else f"{stored!r} ({name})"
+    return ModelFileError(f"tensor {shown}", f"could not be read ({reason})", "check the disk, fetch the model again")

@@ -88,6 +88,10 @@ class RandomSource:
             values = normal_bf16(self.random_seed or 0, name, rows * cols)
         return QuantTensor("BF16", (rows, cols), values.view(np.uint8).reshape(rows, 2 * cols))
 
+    def stored_name(self, name: str) -> str:
+        """There are no files: the canonical name."""
+        return name
+
     def file_order(self) -> list[str]:
         """`tensor_names`: there is no file."""
         return self.tensor_names()

@@ -35,6 +35,9 @@ _LAYER_NAMES: Final = {
     **{f"self_attn.{part}": part for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")},
     **{f"mlp.{part}": part for part in ("gate_proj", "up_proj", "down_proj")},
 }
+_GLOBAL_STORED: Final = {"embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
+_LAYER_STORED: Final = {canonical: stored for stored, canonical in _LAYER_NAMES.items()}
+_LAYER_CANONICAL: Final = re.compile(r"layers\.(\d+)\.([a-z_]+)(\.bias)?")
 _LAYER_TENSOR: Final = re.compile(r"layers\.(\d{1,4})\.([a-z_.]+)\.(weight|bias)")
 _COMPUTED: Final = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")  # from the config instead
 _log = logging.getLogger(__name__)
@@ -105,6 +108,10 @@ class SafetensorsSource:
         """Canonical names of the tensors the model needs, in the order of the layers."""
         return list(needed_tensors(self.config))
 
+    def stored_name(self, name: str) -> str:
+        """The name of a tensor in the files, where it is missing the one it should have."""
+        return self._stored.get(name) or _stored_name(name)
+
     def file_order(self) -> list[str]:
         """`tensor_names` in the order in which their data lie in the files."""
         files = {name: position for position, name in enumerate(sorted(self._shards.files))}
@@ -147,7 +154,7 @@ class SafetensorsSource:
         if missing:
             raise ModelFileError(
                 self.path,
-                f"{len(missing)} of {len(needed)} tensors are missing, the first is {missing[0]!r}",
+                f"{len(missing)} of {len(needed)} tensors are missing, the first is {self.stored_name(missing[0])!r} ({missing[0]})",
                 "download incomplete? Fetch the model again",
             )
         for name, shape in needed.items():
@@ -171,7 +178,11 @@ class SafetensorsSource:
 
     def _find(self, name: str) -> tuple[SafetensorsFile, SafeTensor]:
         if name not in self._stored:
-            raise ModelFileError(self.path, f"tensor {name!r} is missing", "download incomplete? Fetch the model again")
+            raise ModelFileError(
+                self.path,
+                f"tensor {self.stored_name(name)!r} ({name}) is missing",
+                "download incomplete? Fetch the model again",
+            )
         return self._shards.find(self._stored[name])
 
     def _wrong_dtype(self, file: SafetensorsFile, tensor: SafeTensor) -> ModelFileError:
@@ -224,6 +235,14 @@ def _canonical_name(stored: str) -> str:
         return _GLOBAL_NAMES.get(bare, stored)
     part = _LAYER_NAMES.get(match[2])
     return stored if part is None else f"layers.{int(match[1])}.{part}{'.bias' if match[3] == 'bias' else ''}"
+
+
+def _stored_name(name: str) -> str:
+    """The stored name that `_canonical_name` would turn into `name`."""
+    match = _LAYER_CANONICAL.fullmatch(name)
+    if match is None or match[2] not in _LAYER_STORED:
+        return f"{_GLOBAL_STORED[name]}.weight" if name in _GLOBAL_STORED else name
+    return f"model.layers.{match[1]}.{_LAYER_STORED[match[2]]}.{'bias' if match[3] else 'weight'}"
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -51,6 +51,9 @@ class ModelSource(Protocol):
     def files(self) -> list[Path]:
         """The files that hold weights; none for generated ones."""
 
+    def stored_name(self, name: str) -> str:
+        """The name that a tensor has, or should have, in the model's files: what messages show beside the canonical one."""
+
     def file_order(self) -> list[str]:
         """`tensor_names` in the order in which their data lie in the files."""
 

@@ -103,7 +103,7 @@ def _check_finite(source: ModelSource, name: str, tensor: QuantTensor) -> None:
             row, col = np.argwhere(~finite)[0]
             raise ModelFileError(
                 source.path,
-                f"tensor {name!r} holds {values[row, col]} at row {start + row}, column {col} "
+                f"tensor {source.stored_name(name)!r} ({name}) holds {values[row, col]} at row {start + row}, column {col} "
                 f"({int((~finite).sum())} such values in the same {len(part)} rows)",
                 "the file is damaged or the model was saved while it diverged; fetch it again",
             )

@@ -118,6 +118,9 @@ class OneFile:
     def tensor(self, name: str) -> QuantTensor:
         raise AssertionError("read from the file instead")
 
+    def stored_name(self, name: str) -> str:
+        return f"blk.{name}"
+
 
 def nothing_is_left(path: Path) -> None:
     """Neither a thread nor a descriptor of the file."""
@@ -130,7 +133,7 @@ def nothing_is_left(path: Path) -> None:
 def test_a_file_that_got_shorter_names_the_tensor(tmp_path: Path, num_threads: int) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(2500))
-    with pytest.raises(ModelFileError, match=r"tensor '2': could not be read \(the file ends at byte 2500\)"):
+    with pytest.raises(ModelFileError, match=r"tensor 'blk.2' \(2\): could not be read \(the file ends at byte 2500\)"):
         scatter(OneFile(path, 1000), ["0", "1", "2"], [CopySink(600) for _ in range(num_threads)])
     nothing_is_left(path)
 
@@ -147,13 +150,13 @@ def test_a_failing_disk_names_the_tensor(tmp_path: Path, monkeypatch: pytest.Mon
         return real(file, views, position)
 
     monkeypatch.setattr(loader.os, "preadv", failing)
-    with pytest.raises(ModelFileError, match=r"tensor '1': could not be read \(Input/output error\)"):
+    with pytest.raises(ModelFileError, match=r"tensor 'blk.1' \(1\): could not be read \(Input/output error\)"):
         scatter(OneFile(path, 1000), ["0", "1"], [CopySink(500) for _ in range(num_threads)])
     nothing_is_left(path)
 
 
 def test_a_missing_file_names_the_tensor(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"tensor '0': could not be read \(No such file or directory\)"):
+    with pytest.raises(ModelFileError, match=r"tensor 'blk.0' \(0\): could not be read \(No such file or directory\)"):
         scatter(OneFile(tmp_path / "gone", 10), ["0"], [CopySink(10)])
 
 

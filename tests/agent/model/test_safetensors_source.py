@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tests.agent.model.checkpoints import save_checkpoint
 
+from dragoman_agent.model import safetensors_source
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.layers import PagedCache, SequenceView, StepTensors, TorchOps, _visible
 from dragoman_agent.model.llama import assemble, forward, logits
@@ -198,7 +199,10 @@ def test_no_head_where_the_config_says_untied_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"model.layers.1.mlp.up_proj.weight": None}, r"1 of \d+ tensors are missing, the first is 'layers.1.up_proj'"),
+        (
+            {"model.layers.1.mlp.up_proj.weight": None},
+            r"1 of \d+ tensors are missing, the first is 'model.layers.1.mlp.up_proj.weight' \(layers.1.up_proj\)",
+        ),
         (
             {"model.norm.weight": torch.zeros(64, dtype=torch.int64)},
             "tensor 'model.norm.weight' has dtype I64, which is not supported",
@@ -219,6 +223,15 @@ def test_tensors_that_do_not_fit_are_named(
     change_tensors(tmp_path, **tensors)
     with pytest.raises(ModelFileError, match=message):
         opened(tmp_path)
+
+
+def test_every_tensor_has_its_name_in_the_file(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "qwen3")
+    whole = opened(tmp_path)
+    for name in whole.tensor_names():
+        assert safetensors_source._stored_name(name) == whole.stored_name(name)
+        assert safetensors_source._canonical_name(whole.stored_name(name)) == name
+    assert whole.stored_name("layers.0.q_proj.bias") == "model.layers.0.self_attn.q_proj.bias"
 
 
 def test_frequencies_that_old_files_store_are_computed_instead(tmp_path: Path) -> None:

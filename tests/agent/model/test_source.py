@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
+from dragoman_agent.model import gguf_source
 from dragoman_agent.model.embedded import EMBEDDED_BYTES, embedded_target
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.quant import dequantise
@@ -189,7 +190,7 @@ def test_bad_files_beside_the_model_are_named(
         ({"llama.block_count": [2]}, "'llama.block_count' is an array of 1, an integer"),
         ({"llama.block_count": 0}, "'llama.block_count' is zero"),
         ({"llama.block_count": 4_000_000_000}, "'llama.block_count' is 4000000000, 0 to 1024"),
-        ({"llama.block_count": 3}, "9 of 29 tensors are missing, the first is 'layers.2.input_norm'"),
+        ({"llama.block_count": 3}, "9 of 29 tensors are missing, the first is 'blk.2.attn_norm.weight'"),
         ({"llama.block_count": 1}, "9 tensors are not part of a llama model, the first is 'blk.1"),
         ({"llama.embedding_length": 32}, r"'token_embd.weight' .embed_tokens. has shape \[262, 64\], .* \[262, 32\]"),
         ({"llama.attention.head_count": 3}, "3 attention heads cannot share 2"),
@@ -232,7 +233,11 @@ def test_metadata_that_cannot_be_is_named(
     ("tensors", "dtypes", "message"),
     [
         ({"token_embd.weight": None}, {}, "'token_embd.weight' is missing"),
-        ({"blk.1.ffn_up.weight": None}, {}, "1 of 20 tensors are missing, the first is 'layers.1.up_proj'"),
+        (
+            {"blk.1.ffn_up.weight": None},
+            {},
+            r"1 of 20 tensors are missing, the first is 'blk.1.ffn_up.weight' \(layers.1.up_proj\)",
+        ),
         ({"blk.1.ffn_up.weight": np.zeros((64, 96), np.float32)}, {}, r"has shape \[64, 96\], .* asks for \[96, 64\]"),
         ({"blk.0.ffn_gate_inp.weight": np.zeros((4, 64), np.float32)}, {}, "'blk.0.ffn_gate_inp.weight'; computing"),
         ({}, {"blk.0.ffn_up.weight": "Q5_1"}, "dtype Q5_1, which is not supported .known: F32, F16"),
@@ -247,6 +252,15 @@ def test_tensors_that_do_not_fit_are_named(
     path = make_model(tensors=tensors, dtypes=dtypes)
     with pytest.raises(ModelFileError, match=message):
         opened(path, tmp_path)
+
+
+def test_every_tensor_has_its_name_in_the_file(make_model: MakeModel, tmp_path: Path) -> None:
+    whole = opened(make_model(), tmp_path)
+    for name in whole.tensor_names():
+        assert gguf_source._stored_name(name) == whole.stored_name(name)
+        assert gguf_source._canonical_name(whole.stored_name(name)) == name
+    assert whole.stored_name("layers.0.q_proj.bias") == "blk.0.attn_q.bias"
+    assert whole.stored_name("not one of ours") == "not one of ours"
 
 
 def test_an_unknown_architecture_is_named(make_model: MakeModel, tmp_path: Path) -> None:
@@ -284,7 +298,7 @@ def test_yarn_and_linear_scaling(make_model: MakeModel, tmp_path: Path) -> None:
 
 
 def test_tensors_by_a_name_that_is_not_there(make_model: MakeModel, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="tensor 'lm_head' is missing"):
+    with pytest.raises(ModelFileError, match=r"tensor 'output.weight' \(lm_head\) is missing"):
         opened(make_model(), tmp_path).tensor("lm_head")
 
 

@@ -56,7 +56,10 @@ def test_a_value_that_is_not_finite_is_named(tmp_path: Path, value: float, dtype
     tensors = load_file(path)
     tensors["model.layers.1.mlp.up_proj.weight"][17, 5] = value
     save_file(tensors, path)
-    with pytest.raises(ModelFileError, match=rf"tensor 'layers.1.up_proj' holds {value} at row 17, column 5 \(1 such"):
+    with pytest.raises(
+        ModelFileError,
+        match=rf"tensor 'model.layers.1.mlp.up_proj.weight' \(layers.1.up_proj\) holds {value} at row 17, column 5 \(1 such",
+    ):
         verify(open_model(str(tmp_path), tmp_path))
 
 
@@ -66,7 +69,7 @@ def test_an_incomplete_model_is_refused_before_it_is_read(tmp_path: Path) -> Non
     tensors = load_file(path)
     del tensors["model.norm.weight"]
     save_file(tensors, path)
-    with pytest.raises(ModelFileError, match="the first is 'norm'"):
+    with pytest.raises(ModelFileError, match=r"the first is 'model.norm.weight'"):
         verify(open_model(str(tmp_path), tmp_path), lambda *report: pytest.fail(f"read something: {report}"))
 
 

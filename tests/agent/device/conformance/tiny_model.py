@@ -55,6 +55,10 @@ class TinyModel:
     def file_order(self) -> list[str]:
         return list(self.values)
 
+    def stored_name(self, name: str) -> str:
+        """The same: there is no file."""
+        return name
+
     def extent(self, name: str) -> None:
         """Nowhere: weights are made."""
 
