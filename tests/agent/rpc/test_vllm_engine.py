@@ -18,7 +18,14 @@ from dragoman.compat import vllm_engine_pb2 as vllm
 from dragoman.compat import vllm_engine_pb2_grpc
 from dragoman.errors import DragomanError, from_rpc_error
 from dragoman.v1 import generation_service_pb2_grpc
-from dragoman.v1.generation_service_pb2 import GenerateRequest, SamplingParameters, StopCriteria
+from dragoman.v1.generation_service_pb2 import (
+    GenerateRequest,
+    Grammar,
+    GrammarChoices,
+    SamplingParameters,
+    StopCriteria,
+    TextOptions,
+)
 from dragoman.v1.tokens_pb2 import TokenIds
 from dragoman_agent.engine.messages import Load
 from dragoman_agent.rpc.vllm_engine import TokenRate, VllmFacts, scheduler_load
@@ -446,6 +453,39 @@ def test_defaults_are_those_of_the_interface() -> None:
         assert generate_request(request).sampling.seed == expected
     request.sampling_params.seed = -1
     assert not generate_request(request).sampling.HasField("seed")
+
+
+def test_every_field_goes_where_it_belongs() -> None:
+    params = vllm.SamplingParams(
+        temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, frequency_penalty=0.75, presence_penalty=1.5,
+        repetition_penalty=1.25, max_tokens=9, min_tokens=2, stop=["x"], stop_token_ids=[4], skip_special_tokens=True,
+        ignore_eos=True, n=3, logprobs=5, prompt_logprobs=6, seed=8, include_stop_str_in_output=True, logit_bias={1: -2.0},
+        json_schema="{}",
+    )  # fmt: skip
+    made = generate_request(
+        vllm.GenerateRequest(request_id="r", text="hi", sampling_params=params, data_parallel_rank=0)
+    )
+    assert made == GenerateRequest(
+        request_id="r",
+        text="hi",
+        sampling=SamplingParameters(
+            temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, frequency_penalty=0.75, presence_penalty=1.5,
+            repetition_penalty=1.25, num_choices=3, num_logprobs=5, num_prompt_logprobs=6, seed=8, logit_bias={1: -2.0},
+            grammar=Grammar(json_schema="{}"),
+        ),
+        stop=StopCriteria(
+            max_output_tokens=9, min_output_tokens=2, strings=["x"], token_ids=[4], ignore_eos=True, include_stop_string=True
+        ),
+        text_options=TextOptions(skip_special_tokens=True),
+    )  # fmt: skip
+    for form, grammar in (
+        ({"regex": "a+"}, Grammar(regex="a+")),
+        ({"grammar": "start: A"}, Grammar(lark="start: A")),
+        ({"json_object": True}, Grammar(json_object=True)),
+        ({"choice": vllm.ChoiceConstraint(choices=["a", "b"])}, Grammar(choices=GrammarChoices(texts=["a", "b"]))),
+    ):
+        request = vllm.GenerateRequest(request_id="r", text="hi", sampling_params=vllm.SamplingParams(**form))  # type: ignore[arg-type]
+        assert generate_request(request).sampling.grammar == grammar
 
 
 def test_a_refusal_of_no_field_keeps_its_words() -> None:
