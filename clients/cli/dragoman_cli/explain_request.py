@@ -30,11 +30,12 @@ async def _ask(request_id: str, controller: str) -> Any:
     from dragoman.controllers import Controllers
     from dragoman.errors import DragomanError
     from dragoman.ticket import CALL_SECONDS, Channels, ask_controller
+    from dragoman.tls import environment_credentials
     from dragoman.v1 import error_pb2, fleet_service_pb2_grpc
     from dragoman.v1 import fleet_service_pb2 as pb
 
     controllers = Controllers(controller)
-    channels = Channels(None)
+    channels = Channels(environment_credentials())
     request = pb.ExplainPlacementRequest(request_id=request_id)
     failure: DragomanError | None = None
     try:

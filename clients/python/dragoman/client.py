@@ -33,6 +33,7 @@ from dragoman.results import Embeddings, GenerationResult, Quote, quote_of
 from dragoman.retry import RetryBudget, RetryPolicy
 from dragoman.stream import Context, GenerationStream, Prepared
 from dragoman.ticket import CALL_SECONDS, Channels, ControllerAdmission, OpenAgent, ask_agent, ask_controller
+from dragoman.tls import environment_credentials
 from dragoman.v1 import (
     admission_service_pb2,
     admission_service_pb2_grpc,
@@ -60,8 +61,8 @@ class AsyncClient:
 
     Addresses are host:port; without any, the controller is $DRAGOMAN_CONTROLLER, else 127.0.0.1:50050. Several controllers
     of one cell are listed with commas: another is asked when one is away. `tenant` is charged for the requests. Without
-    `credentials` connections are not encrypted: for loopback only. Close it with
-    `aclose` or use `async with`. Errors are DragomanError.
+    `credentials` those of $DRAGOMAN_TLS_CERTIFICATE, _KEY and _CA are used, see `dragoman.tls`; without these too
+    connections are not encrypted: for loopback only. Close it with `aclose` or use `async with`. Errors are DragomanError.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class AsyncClient:
         addresses = controller or os.environ.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
         self._controllers = None if agent is not None else Controllers(addresses)
         self._tenant = tenant
-        self._channels = Channels(credentials)
+        self._channels = Channels(credentials or environment_credentials())
         self._directory = Directory(self._channels, self._controllers, agent)
         admission = (
             ControllerAdmission(self._channels, self._controllers)

@@ -21,12 +21,25 @@ def check(address: str, service: str = "", timeout_seconds: float = 2.0) -> str:
     name = service.encode()
     request = (b"\x0a" + bytes([len(name)]) + name) if name else b""  # HealthCheckRequest {service: name}
     try:
-        with grpc.insecure_channel(address) as channel:
+        with _channel(address) as channel:
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
             answer: bytes = call(request, timeout=timeout_seconds)
     except grpc.RpcError as error:
         return f"{address} {service}: {error.code().name}: {error.details()}"
     return "" if answer == _SERVING else f"{address} {service}: not serving"
+
+
+def _channel(address: str) -> grpc.Channel:
+    """Under TLS the check runs beside its server, with the server's own certificate, whatever name that is for."""
+    import grpc
+
+    from dragoman.tls import environment_identity
+
+    identity = environment_identity()
+    if identity is None:
+        return grpc.insecure_channel(address)
+    options = [("grpc.ssl_target_name_override", name) for name in identity.names[:1]]
+    return grpc.secure_channel(address, identity.channel_credentials(), options=options)
 
 
 def main() -> int:

@@ -6,7 +6,9 @@ alternative names.
 
 from __future__ import annotations
 
+import os
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,11 @@ from typing import Any
 import grpc
 
 from dragoman.channel import channel_options
+from dragoman.errors import DragomanError
+from dragoman.v1 import error_pb2
 
 FLAGS = ("--tls-certificate", "--tls-key", "--tls-ca")
+VARIABLES = ("DRAGOMAN_TLS_CERTIFICATE", "DRAGOMAN_TLS_KEY", "DRAGOMAN_TLS_CA")
 
 
 class TlsError(ValueError):
@@ -60,6 +65,24 @@ def read_tls(
         raise TlsError(f"{flags[2]} {authorities} holds no certificate in PEM form: give the authority's own") from None
     names = _check_pair(certificate, key, contents[0], flags)
     return TlsIdentity(contents[0], contents[1], contents[2], names)
+
+
+def environment_identity(environ: Mapping[str, str] = os.environ) -> TlsIdentity | None:
+    """The identity that $DRAGOMAN_TLS_CERTIFICATE, _KEY and _CA name, as the processes read them too. Raises TlsError."""
+    named = [environ.get(name, "") for name in VARIABLES]
+    # The controller's own variable for the third file has another name, for its flag has.
+    named[2] = named[2] or environ.get("DRAGOMAN_TLS_CLIENT_CA", "")
+    certificate, key, authorities = (Path(text) if text else None for text in named)
+    return read_tls(certificate, key, authorities, VARIABLES)
+
+
+def environment_credentials() -> grpc.ChannelCredentials | None:
+    """For the channels of a client; None where the variables are not set. Raises DragomanError INVALID_REQUEST."""
+    try:
+        identity = environment_identity()
+    except TlsError as error:
+        raise DragomanError(error_pb2.ERROR_REASON_INVALID_REQUEST, str(error)) from None
+    return identity.channel_credentials() if identity else None
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None, agent_id: str = "") -> grpc.aio.Channel:
