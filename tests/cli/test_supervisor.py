@@ -85,6 +85,16 @@ async def test_first_death(bench: Bench) -> None:
     await bench.supervisor.stop()
 
 
+async def test_an_end_in_order_is_no_failure_of_the_process(bench: Bench) -> None:
+    """As after `dragoman drain`: the last warning is not the reason."""
+    child = await bench.start("print('WARNING handing over', file=sys.stderr, flush=True)\n")
+    assert await asyncio.wait_for(bench.supervisor.first_death(), 5) is child
+    death = child.death()
+    assert death.what == "the agent has left"
+    assert "drained" in death.why and "handing over" not in death.why
+    await bench.supervisor.stop()
+
+
 async def fails() -> None:
     await asyncio.sleep(0.05)
     raise ConnectionError("cannot reach the agent")
@@ -136,14 +146,17 @@ async def test_a_second_signal_does_not_wait(bench: Bench) -> None:
     assert time.monotonic() - began < 1.5
 
 
-async def test_a_grandchild_that_holds_the_log_does_not_hide_a_death(bench: Bench) -> None:
+async def test_a_grandchild_that_holds_the_log_does_not_hide_a_death(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman_cli.supervisor._LAST_WORDS_SECONDS", 0.5)
     child = await bench.start(
         "import subprocess\n"
-        f"p = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(5)'])\n"
+        f"p = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(30)'])\n"
         'print(\'{"event": "serving", "pid": %d}\' % p.pid, flush=True)\n'
     )
     pid = (await child.expect("serving"))["pid"]
-    await asyncio.wait_for(child.wait(), 3)
+    await asyncio.wait_for(child.wait(), 10)
     psutil.Process(pid).kill()
     await bench.supervisor.stop()
 

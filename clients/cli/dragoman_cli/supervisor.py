@@ -103,6 +103,11 @@ class Child:
                 f"the {self.name} {how}", "somebody killed it, or the kernel did for want of memory",
                 "look for 'Out of memory' in dmesg; if it is there, free memory or take a smaller --max-context or model",
             )  # fmt: skip
+        if code == 0 and not self._fatal:
+            return Failure(
+                f"the {self.name} has left", "it was drained, or told to stop, and came to its end in order",
+                "start again: dragoman up",
+            )  # fmt: skip
         if code == _EXIT_REFUSED and not self._fatal and self._refusal:
             # One line that says what, why and what to do.
             return Failure(f"the {self.name} cannot start: {self._refusal}")
