@@ -1,3 +1,4 @@
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
@@ -135,6 +136,34 @@ async fn the_transport_ends_what_the_agent_does_not() {
         .await
         .unwrap_err();
     assert_eq!(error.reason, Reason::DeadlineExceeded);
+}
+
+/// SETTINGS, and the headers of an answer with status 200 on stream 1 (RFC 9113 section 6, RFC 7541 section 6.1): no event follows.
+const ACCEPTED: &[u8] = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x01\x01\x04\x00\x00\x00\x01\x88";
+
+#[tokio::test(flavor = "current_thread")]
+async fn the_transport_ends_a_stream_on_which_nothing_comes() {
+    let (client, listener) = client_of_a_mute_agent();
+    let agent = std::thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        let request = &mut [0; 24];
+        connection.read_exact(request).unwrap();
+        connection.write_all(ACCEPTED).unwrap();
+        // Until the client gives up.
+        while connection.read(request).is_ok_and(|read| read > 0) {}
+    });
+    let deadline = Some(Duration::from_millis(50));
+    let completed = client.complete(
+        "hi",
+        GenerateOptions {
+            deadline,
+            ..of_model_m()
+        },
+    );
+    let ended = tokio::time::timeout(Duration::from_secs(4), completed).await;
+    assert_eq!(ended.unwrap().unwrap_err().reason, Reason::DeadlineExceeded);
+    drop(client);
+    tokio::task::spawn_blocking(|| agent.join().unwrap()).await.unwrap();
 }
 
 #[test]
