@@ -58,7 +58,9 @@ class DecodeRow:
         # Past the last knot a steeper line would cross the row, and before the first one a flatter one would.
         slope = min((seconds[-1] - seconds[0]) / (contexts[-1] - contexts[0]), self.slopes[-1])
         at_zero = seconds[0] - contexts[0] * self.slopes[0]
-        return min(at_zero, min([time - slope * context for context, time in zip(contexts, seconds, strict=True)])), slope
+        return min(
+            at_zero, min([time - slope * context for context, time in zip(contexts, seconds, strict=True)])
+        ), slope
 
 
 class StepTable:

@@ -26,7 +26,21 @@ def test_help_is_quick_and_lists_every_verb() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert done.returncode == 0
-    for verb in ("up", "chat", "ps", "drain", "probe", "plan", "explain", "doctor", "models", "simulate", "bench", "config", "version"):
+    for verb in (
+        "up",
+        "chat",
+        "ps",
+        "drain",
+        "probe",
+        "plan",
+        "explain",
+        "doctor",
+        "models",
+        "simulate",
+        "bench",
+        "config",
+        "version",
+    ):
         assert f"\n  {verb} " in done.stdout
     assert min(spent) < 0.3, f"--help took {min(spent):.2f} s of CPU"
 
@@ -52,7 +66,8 @@ def test_b01_a_terminal_that_lacks_a_character_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["up", "chat", "ps", "probe", "plan", "explain", "doctor", "models", "simulate", "bench", "config", "version"]
+    "verb",
+    ["up", "chat", "ps", "probe", "plan", "explain", "doctor", "models", "simulate", "bench", "config", "version"],
 )
 def test_every_verb_has_help(dragoman: Dragoman, verb: str) -> None:
     done = dragoman(verb, "--help")
