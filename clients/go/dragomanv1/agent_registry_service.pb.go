@@ -417,7 +417,9 @@ type RequestOutcome struct {
 	// Whether it failed or was cancelled; the times then teach nothing.
 	Incomplete bool `protobuf:"varint,7,opt,name=incomplete,proto3" json:"incomplete,omitempty"`
 	// Whether the engine was lost while it ran this request.
-	EngineLost    bool `protobuf:"varint,8,opt,name=engine_lost,json=engineLost,proto3" json:"engine_lost,omitempty"`
+	EngineLost bool `protobuf:"varint,8,opt,name=engine_lost,json=engineLost,proto3" json:"engine_lost,omitempty"`
+	// Digest of its prompt: controllers that did not mint the ticket know the request by nothing else.
+	PromptDigest  []byte `protobuf:"bytes,9,opt,name=prompt_digest,json=promptDigest,proto3" json:"prompt_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -506,6 +508,13 @@ func (x *RequestOutcome) GetEngineLost() bool {
 		return x.EngineLost
 	}
 	return false
+}
+
+func (x *RequestOutcome) GetPromptDigest() []byte {
+	if x != nil {
+		return x.PromptDigest
+	}
+	return nil
 }
 
 // Answer to one beat.
@@ -1323,7 +1332,7 @@ const file_dragoman_v1_agent_registry_service_proto_rawDesc = "" +
 	"\x04load\x18\x04 \x01(\v2\x16.dragoman.v1.AgentLoadR\x04load\x12C\n" +
 	"\x0fcommand_results\x18\x05 \x03(\v2\x1a.dragoman.v1.CommandResultR\x0ecommandResults\x12,\n" +
 	"\x12agent_monotonic_ms\x18\x06 \x01(\x04R\x10agentMonotonicMs\x127\n" +
-	"\boutcomes\x18\a \x03(\v2\x1b.dragoman.v1.RequestOutcomeR\boutcomes\"\xd6\x02\n" +
+	"\boutcomes\x18\a \x03(\v2\x1b.dragoman.v1.RequestOutcomeR\boutcomes\"\xfb\x02\n" +
 	"\x0eRequestOutcome\x12\x10\n" +
 	"\x03jti\x18\x01 \x01(\fR\x03jti\x12H\n" +
 	"\x13time_to_first_token\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x10timeToFirstToken\x128\n" +
@@ -1336,7 +1345,8 @@ const file_dragoman_v1_agent_registry_service_proto_rawDesc = "" +
 	"incomplete\x18\a \x01(\bR\n" +
 	"incomplete\x12\x1f\n" +
 	"\vengine_lost\x18\b \x01(\bR\n" +
-	"engineLost\"\xa9\x01\n" +
+	"engineLost\x12#\n" +
+	"\rprompt_digest\x18\t \x01(\fR\fpromptDigest\"\xa9\x01\n" +
 	"\x11HeartbeatResponse\x120\n" +
 	"\bcommands\x18\x01 \x03(\v2\x14.dragoman.v1.CommandR\bcommands\x12'\n" +
 	"\x0fpolicy_revision\x18\x02 \x01(\x03R\x0epolicyRevision\x129\n" +
