@@ -85,7 +85,7 @@ class AgentView:
     pace: float = 1.0
     """What its requests took in the long run over what the step model says; `queue_seconds` has it in already."""
     backlog_seconds: float = 0.0
-    """Prompt tokens in front, at the speed of the step model."""
+    """Until the prompt tokens in front have been computed, as expected of the agent."""
     slot_seconds: float = 0.0
     """Wait for a slot, without the pace."""
     running_step_seconds: float = 0.0

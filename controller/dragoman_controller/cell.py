@@ -42,6 +42,7 @@ class Outcome:
     incomplete: bool
     engine_lost: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     prompt_digest: bytes = b""
 
 
@@ -294,7 +295,7 @@ class Cell:
             return
         num_tokens = -(-outcome.output_tokens // grant.num_slots)
         went = Went(outcome.ttft_seconds, outcome.total_seconds, num_tokens)
-        self._observer.judged(self.placer.learn(grant, went, outcome.prompt_tokens))
+        self._observer.judged(self.placer.learn(grant, went, outcome.prompt_tokens, outcome.cached_tokens))
 
     def _take_result(self, member: Member, result: CommandResult) -> None:
         command = self.outbox(member).acknowledge(result.command_id)

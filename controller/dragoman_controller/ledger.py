@@ -38,6 +38,8 @@ class Grant:
     prompt_bytes: int = 0
     """Of a prompt whose tokens the client did not know."""
     features: Features = NO_FEATURES
+    prefill_seconds: float = 0.0
+    """As expected of its agent."""
     waits_for_slot: bool = False
     ended: bool = False
     is_recent: bool = True
@@ -55,7 +57,7 @@ class Debit(NamedTuple):
     context_tokens: int
     num_contexts: int
     busy_until: float
-    """When the prompt tokens in front will have been computed, by the step model."""
+    """When the prompt tokens in front will have been computed, as expected of the agent."""
 
     @property
     def mean_context_tokens(self) -> float:
@@ -84,7 +86,7 @@ class _Account:
 
     def queue_up(self, grant: Grant) -> None:
         """Its prefill begins when those before it have ended, or at once."""
-        self.busy_until = max(self.busy_until, grant.granted_at) + grant.features.prefill
+        self.busy_until = max(self.busy_until, grant.granted_at) + grant.prefill_seconds
 
     def settle(self, before: float) -> None:
         """Forgets what was granted before the report knew of it."""
@@ -204,7 +206,7 @@ class Ledger:
         account = self._accounts[grant.agent_id, grant.epoch]
         if grant.is_recent:
             account.count(grant, -1)
-            account.busy_until -= grant.features.prefill
+            account.busy_until -= grant.prefill_seconds
         del account.open[grant.jti]
         account.num_open_slots -= grant.num_slots
         self._running[grant.tenant] -= 1

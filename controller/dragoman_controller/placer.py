@@ -17,16 +17,14 @@ from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.placement import Choose, Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
 from dragoman_controller.quote import AgentQuotes, Features, Judgement, Quote, Quotes, Went
-from dragoman_controller.requests import BYTES_PER_TOKEN_GUESS, AdmissionRequest, Resume, shape_of
+from dragoman_controller.requests import AdmissionRequest, Resume, shape_of
 from dragoman_controller.tickets import USABLE_SECONDS, Bearer, Claims, Minted, TicketMinter
-from dragoman_controller.views import ServiceTimes, plan_of, view_of
+from dragoman_controller.views import PromptSizes, ServiceTimes, plan_of, view_of
 
 _OTHER_PLAN = "a stream goes on where plan and architecture are those it began with"
 _MAX_KNOWN_MODELS = 1024
 _MAX_KNOWN_PLANS = 4096
 _RATE_SECONDS = 0.5
-_SIZE_WEIGHT = 0.1
-_MAX_BYTES_PER_TOKEN = 64.0
 # No request takes so long; an agent that says so is not believed.
 _MAX_TOTAL_SECONDS = 1e6
 _USABLE_MS = int(USABLE_SECONDS * 1000)
@@ -84,6 +82,7 @@ class _Expected(NamedTuple):
     ttft_seconds: float
     tpot_seconds: float
     features: Features
+    prefill_seconds: float
     waits_for_slot: bool
 
 
@@ -118,8 +117,7 @@ class Placer:
         self._minter, self._placements, self._clock, self._rng = minter, placements, clock, rng
         self.service_times = ServiceTimes()
         self._models: dict[str, Candidates] = {}
-        # Of prompts whose length in tokens only the agent knew, by model.
-        self._bytes_per_token: dict[str, float] = {}
+        self._prompt_sizes = PromptSizes()
         self._served: dict[tuple[str, str], _Served] = {}
         # Read for each request that waits or is turned away: a flood of them must not cost a look at every agent.
         self._rates: dict[str, tuple[float, float]] = {}
@@ -166,10 +164,7 @@ class Placer:
     def uncached_tokens(self, request: AdmissionRequest) -> int:
         """Prompt tokens to be computed at the agent that holds most of the prefix."""
         held = self._index.lookup(request.block_hashes)
-        return max(self._prompt_tokens(request) - max(held.values(), default=0) * UNIT_TOKENS, 1)
-
-    def _prompt_tokens(self, request: AdmissionRequest) -> int:
-        return request.predicted_prompt_tokens(self._bytes_per_token.get(request.model, BYTES_PER_TOKEN_GUESS))
+        return max(self._prompt_sizes.tokens(request) - max(held.values(), default=0) * UNIT_TOKENS, 1)
 
     def remember_plan(self, member: Member) -> None:
         """Notes by which plan and architecture the streams of this life were begun."""
@@ -181,7 +176,8 @@ class Placer:
         """Makes the views of a member anew, from its present load and grants."""
         load, now = member.load, self._clock()
         sampled_at = member.heard_at - load.age_seconds
-        pending_seconds = member.spec.models[0].steps.prefill_seconds(load.pending_prefill_tokens)
+        weight = self._quotes.of(member.agent_id).weights.prefill
+        pending_seconds = weight * member.spec.models[0].steps.prefill_seconds(load.pending_prefill_tokens)
         debit = self._ledger.debit(member.agent_id, member.epoch, load, sampled_at, pending_seconds)
         for model in member.spec.models:
             candidates = self._models.get(model.name)
@@ -192,7 +188,7 @@ class Placer:
                 bearer = Bearer(member.agent_id, member.epoch, model.digest)
                 served = _Served(member, model, bearer, self._quotes.of(member.agent_id))
                 self._served[member.agent_id, model.name] = served
-            candidates.put(view_of(member, model, debit, self.service_times, served.quotes.pace, now))
+            candidates.put(view_of(member, model, debit, self.service_times, served.quotes, now))
 
     def remove(self, member: Member) -> None:
         """Drops the views of a member that left, or whose models changed."""
@@ -252,24 +248,27 @@ class Placer:
         self.refresh(served.member)
         return Granted(ticket, fallback, quote, now + USABLE_SECONDS)
 
-    def learn(self, grant: Grant, outcome: Went, prompt_tokens: int = 0) -> list[Judgement]:
+    def learn(self, grant: Grant, outcome: Went, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Judgement]:
         """Takes how a request of the agent it was placed at went; tells how its quote did.
 
-        `prompt_tokens`: as the agent counted them, 0 where it did not say.
+        `prompt_tokens` and of them `cached_tokens`: as the agent counted them, 0 where it did not say.
         """
         if not 0.0 <= outcome.ttft_seconds <= outcome.total_seconds <= _MAX_TOTAL_SECONDS:
             return []
-        if grant.prompt_bytes and prompt_tokens:
-            before = self._bytes_per_token.get(grant.model, BYTES_PER_TOKEN_GUESS)
-            seen = min(max(grant.prompt_bytes / prompt_tokens, 1.0), _MAX_BYTES_PER_TOKEN)
-            self._bytes_per_token[grant.model] = before + _SIZE_WEIGHT * (seen - before)
+        self._prompt_sizes.observe(grant.model, grant.prompt_bytes, prompt_tokens)
         self.service_times.observe(grant.agent_id, outcome.total_seconds)
         quotes = self._quotes.of(grant.agent_id)
         finish = grant.finish_seconds(outcome.output_tokens)
         judgements = quotes.judge((grant.ttft_seconds, grant.tpot_seconds, finish), outcome)
         # Where a slot was waited for, the times say little of the agent's speed.
         if not grant.waits_for_slot:
-            quotes.learn(grant.features, outcome, self._clock())
+            features = grant.features
+            served = self._served.get((grant.agent_id, grant.model))
+            if prompt_tokens and served is not None:
+                # Learnt from what was computed, which a text's length or a prefix that nobody told of may have changed.
+                computed = max(prompt_tokens - cached_tokens, 1)
+                features = features._replace(prefill=served.model.steps.prefill_seconds(computed))
+            quotes.learn(features, outcome, self._clock())
         return judgements
 
     def release(self, granted: Granted) -> None:
@@ -286,7 +285,7 @@ class Placer:
             if gone is not None:
                 del self._models[gone]
                 self._rates.pop(gone, None)
-                self._bytes_per_token.pop(gone, None)
+                self._prompt_sizes.forget(gone)
         candidates = self._models[name] = Candidates()
         return candidates
 
@@ -296,7 +295,7 @@ class Placer:
             return None
         held = self._index.lookup(request.block_hashes) if request.block_hashes else {}
         cached = {agent_id: units * UNIT_TOKENS for agent_id, units in held.items()}
-        shape = shape_of(request, self._prompt_tokens(request), candidates.largest_context)
+        shape = shape_of(request, self._prompt_sizes.tokens(request), candidates.largest_context)
         candidates.learn(shape)
         if request.resume is not None:
             other_plans = self._other_plans(request.resume, candidates)
@@ -319,6 +318,7 @@ class Placer:
         # The view is as old as the agent's last beat or grant; the work in front has gone on since.
         elapsed = max(now - view.made_at, 0.0)
         decode = view.modelled_step_seconds(shape)
+        quotes = self._served[view.agent_id, placed.model].quotes
         features = Features(
             max(view.backlog_seconds - elapsed, 0.0),
             view.steps.prefill_seconds(shape.prompt_tokens - score.cached_tokens),
@@ -326,8 +326,9 @@ class Placer:
             decode,
             view.observed_step_seconds or decode,
         )
-        ttft, tpot = self._served[view.agent_id, placed.model].quotes.expect(features)
-        return _Expected(max(view.slot_seconds - elapsed, 0.0) + ttft, tpot, features, view.slot_seconds > 0.0)
+        ttft, tpot = quotes.expect(features)
+        ttft += max(view.slot_seconds - elapsed, 0.0)
+        return _Expected(ttft, tpot, features, quotes.weights.prefill * features.prefill, view.slot_seconds > 0.0)
 
     def _quote(self, request: AdmissionRequest, expected: _Expected, view: AgentView) -> Quote:
         delivered = request.resume.from_cursor // request.num_choices if request.resume else 0
@@ -385,6 +386,7 @@ class Placer:
                 tpot_seconds=expected.tpot_seconds,
                 prompt_bytes=request.prompt_bytes if request.prompt_tokens is None else 0,
                 features=expected.features,
+                prefill_seconds=expected.prefill_seconds,
                 waits_for_slot=expected.waits_for_slot,
                 fallback_jti=fallback.jti if fallback else None,
             )

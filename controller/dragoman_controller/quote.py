@@ -27,6 +27,7 @@ _MIN_LEARN_SECONDS = 0.05
 _PACE_OUTCOMES, _PRIOR_OUTCOMES = 500, 4
 _MAX_LOG_PACE = math.log(32.0)
 _MIN_SECONDS = 1e-6
+_OVERHEAD_SECONDS = 0.05
 
 
 class Estimate(NamedTuple):
@@ -64,11 +65,15 @@ NO_FEATURES = Features(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Weights(NamedTuple):
-    """Expected seconds: TTFT = queue, prefill and step, TPOT = decode and observed_step, each times its weight."""
+    """Expected seconds: TTFT = queue, prefill and step, TPOT = decode and observed_step, each times its weight.
+
+    `overhead` is what every first token takes whatever there is to do, in units of 50 ms.
+    """
 
     queue: float = 1.0
     prefill: float = 1.0
     step: float = 1.0
+    overhead: float = 0.0
     decode: float = 1.0
     observed_step: float = 0.0
 
@@ -153,8 +158,8 @@ class AgentQuotes:
     def __init__(self) -> None:
         self._ttft, self._tpot, self._finish = ErrorRatios(), ErrorRatios(), ErrorRatios()
         self.weights = Weights()
-        self._first = Regression(self.weights[:3])
-        self._decode = Regression(self.weights[3:])
+        self._first = Regression(self.weights[:4])
+        self._decode = Regression(self.weights[4:])
         self._learnt_at = float("-inf")
         self.pace = 1.0
         """Seconds of its requests over those of the step model, in the long run: what placement goes by. Within 1/32 and 32."""
@@ -162,7 +167,7 @@ class AgentQuotes:
 
     def expect(self, features: Features) -> tuple[float, float]:
         """Expected TTFT and TPOT, which intervals are put around."""
-        return max(self._first.predict(features[:3]), _MIN_SECONDS), max(
+        return max(self._first.predict((*features[:3], _OVERHEAD_SECONDS)), _MIN_SECONDS), max(
             self._decode.predict(features[3:]), _MIN_SECONDS
         )
 
@@ -200,7 +205,7 @@ class AgentQuotes:
             return False
         self._learnt_at = now
         if outcome.ttft_seconds > 0:
-            self._first.learn(features[:3], outcome.ttft_seconds)
+            self._first.learn((*features[:3], _OVERHEAD_SECONDS), outcome.ttft_seconds)
         if outcome.tpot_seconds > 0:
             self._decode.learn(features[3:], outcome.tpot_seconds)
         self.weights = Weights(*self._first.weights, *self._decode.weights)

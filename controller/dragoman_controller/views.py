@@ -7,12 +7,15 @@ import math
 from dragoman_controller.candidates import AgentView
 from dragoman_controller.fleet import AgentState, Member, ModelSpec
 from dragoman_controller.ledger import Debit
+from dragoman_controller.quote import AgentQuotes
 from dragoman_controller.recent import RecentAgents
-from dragoman_controller.requests import DEFAULT_OUTPUT_TOKENS
+from dragoman_controller.requests import BYTES_PER_TOKEN_GUESS, DEFAULT_OUTPUT_TOKENS, AdmissionRequest
 
 # A beat every 0.2 s, and the way of a ticket to the agent.
 _ROUND_TRIP_SECONDS = 0.3
 _MIN_NUM_AHEAD = 2
+# How little the prompts in front may come to count: an engine may compute several at once, but none in no time.
+_MIN_WEIGHT = 1 / 8
 # Slots come free by chance: nine in ten waits for one are shorter than this many times the mean wait (ln 10), and a request
 # is placed by what it can rely on.
 _SLOT_CAUTION = 2.3
@@ -49,21 +52,45 @@ class ServiceTimes:
         return seconds
 
 
+class PromptSizes:
+    """Bytes a token of prompts whose length in tokens only the agent knew, by model; a moving mean."""
+
+    _WEIGHT, _MOST = 0.1, 64.0
+
+    def __init__(self) -> None:
+        self._bytes_per_token: dict[str, float] = {}
+
+    def tokens(self, request: AdmissionRequest) -> int:
+        """Tokens of a request, as far as they are known."""
+        return request.predicted_prompt_tokens(self._bytes_per_token.get(request.model, BYTES_PER_TOKEN_GUESS))
+
+    def observe(self, model: str, num_bytes: int, num_tokens: int) -> None:
+        """Takes a prompt that has been tokenized; 0 of either says nothing."""
+        if num_bytes and num_tokens:
+            before = self._bytes_per_token.get(model, BYTES_PER_TOKEN_GUESS)
+            seen = min(max(num_bytes / num_tokens, 1.0), self._MOST)
+            self._bytes_per_token[model] = before + self._WEIGHT * (seen - before)
+
+    def forget(self, model: str) -> None:
+        """A model that is no longer served."""
+        self._bytes_per_token.pop(model, None)
+
+
 def plan_of(member: Member, model: ModelSpec) -> bytes:
     """What two agents must have in common to give equal tokens; empty when the agent does not tell."""
     return model.plan_digest + member.spec.architecture.encode() if model.plan_digest else b""
 
 
 def view_of(
-    member: Member, model: ModelSpec, debit: Debit, service_times: ServiceTimes, pace: float, now: float
+    member: Member, model: ModelSpec, debit: Debit, service_times: ServiceTimes, quotes: AgentQuotes, now: float
 ) -> AgentView:
-    """The view of one model of a member; `pace`: what its requests take over what its step model says.
+    """The view of one model of a member; `quotes`: what was learnt of it.
 
     Wait at the agent: the prompt tokens in front, at the prefill rate; where no slot is free, one mean request time
     over the number of slots for each request that has to end first; and the step that runs. Of the agent's own queue
     only so much is used as keeps it busy: who waits is for the fair queue here to say.
     """
-    num_requests, most = debit.num_requests, model.max_running_requests
+    num_requests, most, weights = debit.num_requests, model.max_running_requests, quotes.weights
     backlog_seconds, slot_seconds, num_slots = max(debit.busy_until - now, 0.0), 0.0, model.num_slots
     if num_requests >= most:
         mean_seconds = service_times.mean(member.agent_id, model)
@@ -84,14 +111,16 @@ def view_of(
         num_slots=model.num_slots,
         num_running=num_running,
         mean_context_tokens=mean_context,
-        queue_seconds=_SLOT_CAUTION * slot_seconds + pace * (backlog_seconds + modelled_step),
+        queue_seconds=_SLOT_CAUTION * slot_seconds
+        + min(max(weights.queue, _MIN_WEIGHT), 1.0) * backlog_seconds
+        + quotes.pace * modelled_step,
         max_running_requests=model.max_running_requests,
         steps=model.steps,
         row=model.steps.row(min(num_running + 1, model.max_running_requests)),
         plan=plan_of(member, model),
         excluded_because=excluded,
         state=_LABELS[state],
-        pace=pace,
+        pace=quotes.pace,
         backlog_seconds=backlog_seconds,
         slot_seconds=slot_seconds,
         running_step_seconds=(observed or modelled_step) if num_running else 0.0,

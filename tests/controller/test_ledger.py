@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dragoman_controller.fleet import Load
 from dragoman_controller.ledger import Grant, Ledger
-from dragoman_controller.quote import Features
 
 
 def grant(name: str, at: float = 0.0, **fields: object) -> Grant:
@@ -43,15 +42,12 @@ def test_a_grant_counts_until_the_agents_report_knows_it() -> None:
 
 
 def test_the_work_in_front_runs_down_between_reports() -> None:
-    def asking(prefill: float) -> Features:
-        return Features(0.0, prefill, 0.0, 0.0, 0.0)
-
     ledger = Ledger()
-    ledger.add(grant("x", at=1.0, features=asking(0.5)))
-    ledger.add(grant("y", at=1.1, features=asking(0.2)))
+    ledger.add(grant("x", at=1.0, prefill_seconds=0.5))
+    ledger.add(grant("y", at=1.1, prefill_seconds=0.2))
     assert ledger.debit("a", 1, Load(), 0.9).busy_until == pytest.approx(1.7)
     # An idle pause between two grants is not work.
-    ledger.add(grant("z", at=5.0, features=asking(0.3)))
+    ledger.add(grant("z", at=5.0, prefill_seconds=0.3))
     assert ledger.debit("a", 1, Load(), 0.9).busy_until == pytest.approx(5.3)
     # A new report knows what was granted before it, and says itself what is left.
     assert ledger.debit("a", 1, Load(), 4.9, pending_seconds=0.4).busy_until == pytest.approx(5.6)

@@ -88,9 +88,13 @@ def test_weights_learn_an_engine_that_waits_for_steps_and_prefills_at_another_sp
     def request() -> tuple[Features, Went]:
         batch = rng.randrange(1, 30)
         features = Features(
-            rng.choice((0.0, rng.random())), rng.uniform(0.01, 0.3), 0.02, 0.01 + batch * 1e-4, 0.03 + batch * 3e-4
+            rng.choice((0.0, rng.random())),
+            rng.uniform(0.01, 0.3),
+            rng.uniform(0.01, 0.1),
+            0.01 + batch * 1e-4,
+            0.03 + batch * 3e-4,
         )
-        ttft = 0.8 * features.queue + 0.25 * features.prefill + 1.6 * features.step
+        ttft = 0.03 + 0.8 * features.queue + 0.25 * features.prefill + 1.6 * features.step
         tpot = 0.5 * features.decode + 0.7 * features.observed_step
         return features, Went(ttft * rng.lognormvariate(0, 0.03), ttft + 49 * tpot, 50)
 
@@ -98,7 +102,7 @@ def test_weights_learn_an_engine_that_waits_for_steps_and_prefills_at_another_sp
         assert quotes.learn(*request(), float(second))
     learnt = quotes.weights
     assert learnt.queue == pytest.approx(0.8, rel=0.15) and learnt.prefill == pytest.approx(0.25, rel=0.15)
-    assert learnt.step == pytest.approx(1.6, rel=0.15)
+    assert learnt.step == pytest.approx(1.6, rel=0.15) and learnt.overhead * 0.05 == pytest.approx(0.03, abs=0.01)
     features, went = request()
     assert learnt.decode * features.decode + learnt.observed_step * features.observed_step == pytest.approx(
         went.tpot_seconds, rel=0.05

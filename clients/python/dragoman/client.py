@@ -280,7 +280,8 @@ class AsyncClient:
 
     def _prepared(self, prompt: str | Sequence[int], given: dict[str, Any], model: str) -> Prepared:
         generate = build_generate(prompt, given, model)
-        return Prepared(generate, build_acquire(generate, given, self._tenant))
+        acquire = build_acquire(generate, given, self._tenant, self._directory.digest_of(model))
+        return Prepared(generate, acquire)
 
     async def _model(self, given: dict[str, Any]) -> str:
         return await self._directory.resolve(given.get("model"))

@@ -82,6 +82,11 @@ class Directory:
             metadata={"param": "model"},
         )
 
+    def digest_of(self, model: str) -> bytes:
+        """The digest of a model as last heard, without asking; empty where it is not known."""
+        served = (one for member in self._members for one in member.agent.models if one.model == model)
+        return next((one.model_digest for one in served), b"")
+
     async def agent_of(self, model: str) -> Address:
         """A serving agent of the model. Raises DragomanError."""
         if self._agent is not None:

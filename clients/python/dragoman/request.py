@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
-from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_text
+from dragoman.prefix_hash import prefix_hashes, prompt_digest_of_ids, prompt_digest_of_text, root_hash, wire_hash
 from dragoman.v1 import admission_service_pb2 as admission_pb
 from dragoman.v1 import error_pb2
 from dragoman.v1 import generation_service_pb2 as pb
@@ -177,9 +177,11 @@ def _add_form(sampling: pb.SamplingParameters, given: Mapping[str, Any]) -> None
 
 
 def build_acquire(
-    request: pb.GenerateRequest, given: Mapping[str, Any], tenant: str
+    request: pb.GenerateRequest, given: Mapping[str, Any], tenant: str, model_digest: bytes = b""
 ) -> admission_pb.AcquireTicketRequest:
-    """What the controller is told of a request: sizes and a digest, never the prompt."""
+    """What the controller is told of a request: sizes, a digest and, where the model's digest is known, hashes of the full
+    units of 64 ids, by which it finds an agent that holds them; never the prompt.
+    """
     acquire = admission_pb.AcquireTicketRequest(
         request_id=request.request_id,
         model=request.model,
@@ -196,6 +198,9 @@ def build_acquire(
         acquire.prompt_tokens = len(request.token_ids.ids)
         acquire.prompt_bytes = 4 * len(request.token_ids.ids)
         acquire.prompt_digest = prompt_digest_of_ids(request.token_ids.ids)
+        if model_digest:
+            root = root_hash(model_digest, cache_salt=request.cache_salt)
+            acquire.block_hashes.extend(wire_hash(full) for full in prefix_hashes(root, request.token_ids.ids))
     priority = given.get("priority", "standard")
     if priority not in _PRIORITIES:
         raise invalid("priority", f"{priority!r} is not one of {', '.join(_PRIORITIES)}")

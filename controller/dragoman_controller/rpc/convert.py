@@ -220,6 +220,7 @@ def outcome_of(message: agent_registry_service_pb2.RequestOutcome) -> Outcome:
         engine_lost=message.engine_lost,
         prompt_digest=message.prompt_digest,
         prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
     )
 
 
