@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman import AsyncClient, DragomanError
+from dragoman.prefix_hash import prefix_hashes, root_hash, wire_hash
 from dragoman.request import build_acquire, build_generate, build_messages, given_options
 from dragoman.v1 import admission_service_pb2
 
@@ -66,6 +67,13 @@ def test_the_controller_sees_sizes_and_a_digest_and_never_the_prompt() -> None:
     assert text.priority == admission_service_pb2.PRIORITY_BATCH
     assert text.max_queue_wait.ToTimedelta().total_seconds() == 1.5
     assert "grüße".encode() not in text.SerializeToString()
+    long = build(list(range(1, 200)))
+    hashes = [wire_hash(full) for full in prefix_hashes(root_hash(b"d" * 32), range(1, 200))]
+    assert list(build_acquire(long, {}, "", b"d" * 32).block_hashes) == hashes and len(hashes) == 3
+    assert (
+        not build_acquire(long, {}, "").block_hashes
+        and not build_acquire(build("text"), {}, "", b"d" * 32).block_hashes
+    )
     ids = build_acquire(build([1, 2, 300]), {}, "")
     assert ids.prompt_tokens == 3
     assert ids.prompt_digest == hashlib.sha256(struct.pack("<3I", 1, 2, 300)).digest()
