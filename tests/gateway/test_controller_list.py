@@ -70,12 +70,12 @@ async def controllers(address: str) -> fleet_service_pb2.ListControllersResponse
 async def test_an_agent_finds_every_controller_of_its_cell(start: Callable[..., tuple[Process, str]]) -> None:
     first, one = start()
     start(one, "--agent-id", "a")[0].wait_for("ready")
-    assert await members(one) == ["a"]
-    _, two = start()
 
     async def is_known_to(address: str) -> bool:
         return await members(address) == ["a"]
 
+    await until(lambda: is_known_to(one))
+    _, two = start()
     await until(lambda: is_known_to(two))
     first.child.kill()
     first.child.wait()
