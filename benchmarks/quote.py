@@ -1,6 +1,6 @@
 """How good the quotes are: real controller, real agents, a mixed load through the Python client.
 
-    python -m benchmarks.quote [--device cpu] [--model embedded] [--agents 1] [--users 6] [--requests 400] [--record]
+    python -m benchmarks.quote [--device cpu] [--model embedded] [--agents 1] [--users 4] [--requests 400] [--record]
     python -m benchmarks.quote --device cuda --model Qwen/Qwen3-0.6B --users 64 --requests 3000 --record
 
 Each user sends one request after the other with exponential pauses: chats that share a beginning, long prompts with short
@@ -118,10 +118,10 @@ def main() -> None:
     )
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--agents", type=int, default=1)
-    parser.add_argument("--users", type=int, default=6)
+    parser.add_argument("--users", type=int, default=4)
     parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--pause", type=float, default=0.3, help="mean pause of a user in seconds")
-    parser.add_argument("--longest-prompt", type=int, default=700)
+    parser.add_argument("--pause", type=float, default=0.5, help="mean pause of a user in seconds")
+    parser.add_argument("--longest-prompt", type=int, default=256)
     parser.add_argument("--case", default="", help="name of the record; unset takes the device")
     parser.add_argument("--record", action="store_true", help="record in results/control.json")
     options = parser.parse_args()

@@ -27,7 +27,7 @@ _MIN_LEARN_SECONDS = 0.05
 _PACE_OUTCOMES, _PRIOR_OUTCOMES = 500, 4
 _MAX_LOG_PACE = math.log(32.0)
 _MIN_SECONDS = 1e-6
-_OVERHEAD_SECONDS = 0.05
+_OVERHEAD_SECONDS, _STEP_SECONDS = 0.05, 0.02
 
 
 class Estimate(NamedTuple):
@@ -67,7 +67,8 @@ NO_FEATURES = Features(0.0, 0.0, 0.0, 0.0, 0.0)
 class Weights(NamedTuple):
     """Expected seconds: TTFT = queue, prefill and step, TPOT = decode and observed_step, each times its weight.
 
-    `overhead` is what every first token takes whatever there is to do, in units of 50 ms.
+    `overhead` is what every first token takes whatever there is to do, in units of 50 ms; `usual_step` what every step
+    takes whatever runs with it, in units of 20 ms: batches come and go while a request lasts.
     """
 
     queue: float = 1.0
@@ -76,6 +77,7 @@ class Weights(NamedTuple):
     overhead: float = 0.0
     decode: float = 1.0
     observed_step: float = 0.0
+    usual_step: float = 0.0
 
 
 class ErrorRatios:
@@ -167,9 +169,9 @@ class AgentQuotes:
 
     def expect(self, features: Features) -> tuple[float, float]:
         """Expected TTFT and TPOT, which intervals are put around."""
-        return max(self._first.predict((*features[:3], _OVERHEAD_SECONDS)), _MIN_SECONDS), max(
-            self._decode.predict(features[3:]), _MIN_SECONDS
-        )
+        ttft = self._first.predict((*features[:3], _OVERHEAD_SECONDS))
+        tpot = self._decode.predict((*features[3:], _STEP_SECONDS))
+        return max(ttft, _MIN_SECONDS), max(tpot, _MIN_SECONDS)
 
     def quote(self, ttft_seconds: float, tpot_seconds: float, finish_seconds: float) -> Quote:
         """The quote from what the weights expect."""
@@ -207,7 +209,7 @@ class AgentQuotes:
         if outcome.ttft_seconds > 0:
             self._first.learn((*features[:3], _OVERHEAD_SECONDS), outcome.ttft_seconds)
         if outcome.tpot_seconds > 0:
-            self._decode.learn(features[3:], outcome.tpot_seconds)
+            self._decode.learn((*features[3:], _STEP_SECONDS), outcome.tpot_seconds)
         self.weights = Weights(*self._first.weights, *self._decode.weights)
         return True
 
