@@ -63,11 +63,7 @@ def place(
     num_ties = bisect_right(weighed, (weighed[0][0] * TIE_RATIO, len(candidates)))
     chosen = weighed[0][1]
     if num_ties > 1:
-        drawn = _draw_two(sorted(weighed[:num_ties], key=_index), rng)
-        latest = _first_token(candidates, chosen, shape, cached_tokens) * FIRST_TOKEN_RATIO
-        soon = [one for one in drawn if _first_token(candidates, one[1], shape, cached_tokens) <= latest]
-        # Of equals the one drawn first, or the last in the order would never be chosen.
-        chosen = min(soon, key=_seconds, default=weighed[0])[1]
+        chosen = _choose_of_two(candidates, shape, cached_tokens, weighed[:num_ties], rng)
     fallback = next((index for _, index in weighed[:2] if index != chosen), None)
     view = candidates.views[chosen]
     return Placement(chosen, view.score(shape, cached_tokens.get(view.agent_id, 0)), fallback, num_ties)
@@ -86,12 +82,23 @@ def _first_token(candidates: Candidates, index: int, shape: Shape, cached_tokens
     return view.queue_seconds + view.prefill_seconds(shape, cached_tokens.get(view.agent_id, 0))
 
 
-def _draw_two(ties: list[Weighed], rng: Random) -> tuple[Weighed, Weighed]:
+def _choose_of_two(
+    candidates: Candidates, shape: Shape, cached_tokens: Mapping[str, int], ties: list[Weighed], rng: Random
+) -> int:
+    best = ties[0][1]
+    ties.sort(key=_index)
     # int(random() * n) is several times cheaper than randrange, and the bias of 2**-53 is of no matter here.
     first = int(rng.random() * len(ties))
     second = int(rng.random() * (len(ties) - 1))
     second += second >= first
-    return ties[first], ties[second]
+    # Of equals the one drawn first, or the last in the order would never be chosen.
+    for _, index in sorted((ties[first], ties[second]), key=_seconds):
+        if index == best:
+            return best
+        latest = _first_token(candidates, best, shape, cached_tokens) * FIRST_TOKEN_RATIO
+        if _first_token(candidates, index, shape, cached_tokens) <= latest:
+            return index
+    return best
 
 
 def _near(
