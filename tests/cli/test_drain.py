@@ -41,6 +41,7 @@ async def read(client: AsyncClient, index: int) -> tuple[list[int], int]:
 async def test_what_still_runs_is_handed_over_and_nothing_is_lost(stack: Stack) -> None:
     async with AsyncClient(stack.controller_address) as client:
         calm = await asyncio.gather(*(read(client, index) for index in range(NUM_STREAMS)))
+        await until(client, lambda now: not any(member.load.running_requests for member in now))
         running = [asyncio.create_task(read(client, index)) for index in range(NUM_STREAMS)]
         await until(client, lambda now: sum(member.load.running_requests for member in now) == NUM_STREAMS)
         reports = [report async for report in client.drain("agent-0", grace_seconds=0.3)]
