@@ -27,6 +27,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "barrier_counter": (POINTER, U32, POINTER, POINTER),
     "barrier_flag": (POINTER, U32, POINTER, POINTER),
     **{f"exchange_{width}": (POINTER, U32, U32, POINTER) for width in (32, 64, 128)},
+    **{f"random_{name}": (POINTER, U64, U32) for name in ("bfloat16", "float16", "float8", "int8")},
 }
 
 
@@ -105,6 +106,7 @@ class SimulatedGpu:
         self._rings: dict[int, tuple[int, int]] = {}
         self._next = 1 << 40
         self._num_streams = 0
+        self.streams: dict[int, Stream] = {}  # by number, which is a stream's address
         self._filled = 0
         self._broken = False
         self.CUlaunchConfig = SimpleNamespace
@@ -204,7 +206,8 @@ class SimulatedGpu:
 
     def cuStreamCreate(self, flags: int) -> Any:
         self._num_streams += 1
-        return Status.SUCCESS, Stream(self._num_streams)
+        self.streams[self._num_streams] = Stream(self._num_streams)
+        return Status.SUCCESS, self.streams[self._num_streams]
 
     def cuStreamSynchronize(self, stream: Stream) -> Any:
         return (self._status(),)

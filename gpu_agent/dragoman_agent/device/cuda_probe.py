@@ -54,8 +54,9 @@ STEPS = {
     "compute.float8": compute.matmul_float8,
     "compute.int8": compute.matmul_int8,
 }
-_NEEDS_TORCH = "compute."
+_NEEDS_MEMORY = "compute."  # these take matrices of their own
 _WARM_UP_SECONDS = 0.15
+_STARTED = time.perf_counter()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,6 +83,7 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], answers: TextI
         say(f"GPU {arguments.index} could not be opened: {first_line(error)}")
         return 1
     with bench:
+        answer(answers, "open", time.perf_counter() - _STARTED, values={})
         bench.warm_up(_WARM_UP_SECONDS)
         if limits.num_multiprocessors is not None:
             note = f"a green context; {limits.num_multiprocessors} asked for"
@@ -96,7 +98,7 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], answers: TextI
 def _run(bench: Bench, name: str, answers: TextIO) -> bool:
     """One step; False when the device does not work any more after it."""
     say(f"step {name}")
-    if name.startswith(_NEEDS_TORCH):
+    if name.startswith(_NEEDS_MEMORY):
         bench.drop_pool()
     start = time.perf_counter()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dragoman_agent.device.cuda_blas import load_library
 from dragoman_agent.device.partition import PartitionLimits, open_partition
 from dragoman_agent.pal.profile import Value
 from dragoman_kernels.probe.driver import Session, pointer, u32, u64
@@ -17,6 +19,7 @@ from dragoman_kernels.probe.driver import Session, pointer, u32, u64
 MIB = 1 << 20
 _FULL_POOL, _QUICK_POOL = 8 << 30, 4 << 30
 _SEED = 12345
+_SOURCES = ("launch", "stream", "random")  # of csrc/probe, that every probe needs
 _FACTOR = 2654435761  # of csrc/probe/stream.cu
 
 
@@ -25,15 +28,15 @@ class StepError(Exception):
 
 
 class Bench:
-    """One device under measurement. Owns the session, the pool that the streams read, and torch's import."""
+    """One device under measurement. Owns the session, the pool that the streams read, and what is loaded beside them."""
 
     def __init__(self, index: int, *, full: bool, limits: PartitionLimits, cache_dir: Path | None) -> None:
         self.full = full
         self.limits = limits
         self.index = index
-        self._torch = _Import("torch")
+        self._blas = _Background("cuBLASLt", load_library)
         self._stack = ExitStack()
-        self.session = self._stack.enter_context(Session(index, cache_dir=cache_dir))
+        self.session = self._stack.enter_context(Session(index, cache_dir=cache_dir, sources=_SOURCES))
         if limits.num_multiprocessors is not None:
             partition = open_partition(index, limits.num_multiprocessors)
             self.session.use_streams(partition.new_stream, partition.num_multiprocessors)
@@ -82,9 +85,16 @@ class Bench:
         self._pool_stack.close()
         self._pool = None
 
+    def blas_library(self) -> Any:
+        """cuBLASLt, loaded in the background since the start. Raises BlasError."""
+        return self._blas.get()
+
     def torch(self) -> Any:
-        """torch, imported in the background since the start. Raises StepError."""
-        return self._torch.get()
+        """torch, imported now: it takes seconds, so only what finds no library asks for it. Raises StepError."""
+        try:
+            return importlib.import_module("torch")
+        except (ImportError, OSError, RuntimeError) as error:
+            raise StepError(f"torch cannot be imported ({error})") from error
 
 
 def expected_sum(num_bytes: int) -> int:
@@ -93,27 +103,28 @@ def expected_sum(num_bytes: int) -> int:
     return (_FACTOR * (count * (count - 1) // 2) + _SEED * count) % (1 << 32)
 
 
-class _Import:
-    """Imports a slow module beside the first steps, whose times are taken on the device and do not mind."""
+class _Background:
+    """Calls something slow beside the first steps, whose times are taken on the device and do not mind."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._module: Any = None
-        self._error = ""
-        self._thread = threading.Thread(target=self._run, name=f"import-{name}", daemon=True)
+    def __init__(self, name: str, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._result: Any = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"load-{name}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._module = __import__(self._name)
-        except (ImportError, OSError, RuntimeError) as error:
-            self._error = f"{self._name} cannot be imported ({error})"
+            self._result = self._work()
+        except Exception as error:  # raised again where the result is asked for
+            self._error = error
 
     def get(self) -> Any:
+        """The result, or its exception."""
         self._thread.join()
-        if self._module is None:
-            raise StepError(self._error)
-        return self._module
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class Clocks:

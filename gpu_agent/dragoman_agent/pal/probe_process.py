@@ -16,7 +16,7 @@ from dragoman_agent.pal.profile import ProfileError, Value
 
 logger = logging.getLogger(__name__)
 
-STEP_TIMEOUT_SECONDS = 60.0  # the first step opens the device and compiles, the first product waits for torch
+STEP_TIMEOUT_SECONDS = 60.0  # the first step opens the device and compiles, a product may wait for torch
 _MAX_STARTS = 6
 _NOT_OPENED = 1  # the exit code of a process that could not start on the device
 _BROKEN_CONTEXT = 3  # the exit code of a process whose failed step took the device's context with it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# What a plan needs; under three seconds together. Products last: torch is imported meanwhile.
+# What a plan needs; under three seconds together. Products last: their library is loaded meanwhile.
 QUICK_STEPS = (
     "memory.read",
     "memory.copy",

@@ -85,6 +85,10 @@ PROBE_CONTRACTS: dict[str, tuple[str, KernelContract]] = {
         for name in ("barrier_counter", "barrier_flag")
     },
     **{f"exchange_{width}": ("atomics", _exchange(width)) for width in (32, 64, 128)},
+    **{
+        f"random_{name}": ("random", _contract("bandwidth", "num_bytes", _read_bytes))
+        for name in ("bfloat16", "float16", "float8", "int8")
+    },
 }
 
 

@@ -8,7 +8,9 @@ of its own, so the stream's decides).
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -114,17 +116,23 @@ class Session:
     `stream` is what everything is queued on; `num_multiprocessors` what that stream may use.
     """
 
-    def __init__(self, index: int, *, cache_dir: Path | None = None) -> None:
-        """Raises DriverError, KernelCompileError or RuntimeError (no driver library)."""
+    def __init__(self, index: int, *, cache_dir: Path | None = None, sources: Sequence[str] = ()) -> None:
+        """`sources` of csrc/probe are compiled at once, beside the making of the context.
+
+        Raises DriverError, KernelCompileError or RuntimeError (no driver library).
+        """
         from cuda.bindings import driver
 
         self.driver: Any = driver
         self._cache_dir = cache_dir
         self.call(driver.cuInit(0))
         self.device = self.call(driver.cuDeviceGet(index))
+        self.capability = self.attribute("COMPUTE_CAPABILITY_MAJOR") * 10 + self.attribute("COMPUTE_CAPABILITY_MINOR")
+        self._builds = {name: Future[bytes]() for name in sources}
+        for name, future in self._builds.items():
+            threading.Thread(target=self._build, args=(name, future), name=f"build-{name}", daemon=True).start()
         self.context = self.call(driver.cuDevicePrimaryCtxRetain(self.device))
         self.call(driver.cuCtxSetCurrent(self.context))
-        self.capability = self.attribute("COMPUTE_CAPABILITY_MAJOR") * 10 + self.attribute("COMPUTE_CAPABILITY_MINOR")
         self.num_multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
         self._libraries: dict[str, Any] = {}
         self._kernels: dict[tuple[str, str], Any] = {}
@@ -181,11 +189,18 @@ class Session:
         if key not in self._kernels:
             driver = self.driver
             if source not in self._libraries:
-                code = build(source, self.capability, self._cache_dir)
+                begun = self._builds.get(source)
+                code = begun.result() if begun else build(source, self.capability, self._cache_dir)
                 self._libraries[source] = self.call(driver.cuLibraryLoadData(code, [], [], 0, [], [], 0))
             kernel = self.call(driver.cuLibraryGetKernel(self._libraries[source], name.encode()))
             self._kernels[key] = driver.CUfunction(int(kernel))
         return self._kernels[key]
+
+    def _build(self, source: str, future: Future[bytes]) -> None:
+        try:
+            future.set_result(build(source, self.capability, self._cache_dir))
+        except Exception as error:  # raised where the kernel is asked for
+            future.set_exception(error)
 
     def launch(
         self,

@@ -215,6 +215,6 @@ def test_the_program_answers_step_by_step_and_stops_where_the_context_broke(
     assert ended == [3]
     written = capfd.readouterr()
     lines = [json.loads(line) for line in written.out.splitlines()]
-    assert [line["step"] for line in lines] == ["memory.read", "scheduling.grid_barrier"]
-    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in lines[1]["error"]
+    assert [line["step"] for line in lines] == ["open", "memory.read", "scheduling.grid_barrier"]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in lines[2]["error"]
     assert "step memory.read" in written.err and "Traceback" not in written.err

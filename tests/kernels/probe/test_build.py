@@ -17,7 +17,7 @@ from dragoman_kernels.registry import default_registry
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
-NAMES = ("atomics", "chase", "launch", "stream")
+NAMES = ("atomics", "chase", "launch", "random", "stream")
 SINCE = {"exchange_128": 90}  # instructions that older cards do not have
 USAGE = re.compile(
     r"Compiling entry function '(?P<name>\w+)'.*?(?P<spilled>\d+) bytes spill stores.*?Used (?P<registers>\d+) registers"

@@ -1,0 +1,91 @@
+"""cuBLASLt on a simulated card: keeps what it is told, refuses what the real one refuses, and takes a rate's time a product."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fakes.simulated_gpu import SimulatedGpu
+
+from dragoman_agent.device import cuda_blas
+
+
+@dataclass
+class SimulatedBlas:
+    """Stands in for the loaded library. `rates` by operand type, of an x @ w.T; `plain_rate` is that of an x @ w of any."""
+
+    gpu: SimulatedGpu
+    rates: dict[int, float]
+    plain_rate: float = 500e12
+    create_status: int = 0
+    products: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._objects: dict[int, dict[str, Any]] = {}
+        self.num_open = 0
+
+    def _make(self, target: Any, **body: Any) -> int:
+        number = 1000 + len(self._objects)
+        self._objects[number] = body
+        target._obj.value = number
+        return 0
+
+    def cublasLtCreate(self, handle: Any) -> int:
+        if self.create_status == 0:
+            self.num_open += 1
+            self._make(handle)
+        return self.create_status
+
+    def cublasLtDestroy(self, handle: Any) -> int:
+        self.num_open -= 1
+        return 0
+
+    def cublasLtMatmulDescCreate(self, made: Any, compute: Any, scale: Any) -> int:
+        return self._make(made, compute=compute.value, scale=scale.value, attributes={})
+
+    def cublasLtMatmulDescSetAttribute(self, made: Any, name: Any, value: Any, size: Any) -> int:
+        assert ctypes.sizeof(value._obj) == size.value
+        self._objects[made.value]["attributes"][name.value] = value._obj.value
+        return 0
+
+    def cublasLtMatrixLayoutCreate(self, made: Any, data_type: Any, rows: Any, columns: Any, step: Any) -> int:
+        return self._make(made, type=data_type.value, size=(rows.value, columns.value, step.value))
+
+    def cublasLtMatmulPreferenceCreate(self, made: Any) -> int:
+        return self._make(made, workspace=0)
+
+    def cublasLtMatmulPreferenceSetAttribute(self, made: Any, name: Any, value: Any, size: Any) -> int:
+        assert name.value == cuda_blas.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES and size.value == 8
+        self._objects[made.value]["workspace"] = value._obj.value
+        return 0
+
+    def cublasLtMatmulPreferenceDestroy(self, made: Any) -> int:
+        del self._objects[made.value]["workspace"]
+        return 0
+
+    def cublasLtMatmulAlgoGetHeuristic(self, handle: Any, description: Any, *rest: Any) -> int:
+        layouts, preference, (wanted, found, count) = rest[:4], rest[4], rest[5:]
+        assert wanted.value == 1 and self._objects[preference.value]["workspace"] == cuda_blas.WORKSPACE_BYTES
+        operand = self._objects[layouts[0].value]["type"]
+        transposed = self._objects[description.value]["attributes"][cuda_blas.CUBLASLT_MATMUL_DESC_TRANSA]
+        # As the real library: no float8 product of two matrices that lie the same way.
+        possible = operand in self.rates and (transposed or operand != cuda_blas.CUDA_R_8F_E4M3)
+        count._obj.value = int(possible)
+        found._obj.algorithm.data[0] = 77
+        return 0
+
+    def cublasLtMatmul(self, handle: Any, description: Any, *rest: Any) -> int:
+        alpha, a, a_layout, b, _, beta, c, c_layout, d, d_layout, algorithm, workspace, size, stream = rest
+        assert algorithm._obj.data[0] == 77 and size.value == cuda_blas.WORKSPACE_BYTES and workspace.value
+        assert c.value == d.value and c_layout.value == d_layout.value
+        body = self._objects[description.value]
+        self.products.append(
+            {**body, "operand": self._objects[a_layout.value], "result": self._objects[d_layout.value],
+             "alpha": alpha._obj.value, "beta": beta._obj.value, "addresses": (a.value, b.value, d.value)}
+        )  # fmt: skip
+        operand, side = self._objects[a_layout.value]["type"], self._objects[a_layout.value]["size"][0]
+        transposed = body["attributes"][cuda_blas.CUBLASLT_MATMUL_DESC_TRANSA] == cuda_blas.CUBLAS_OP_T
+        rate = self.rates[operand] if transposed else self.plain_rate
+        self.gpu.streams[stream.value].clock += 2 * side**3 / rate
+        return 0
