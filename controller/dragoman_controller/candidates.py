@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from dragoman_controller.floors import Floors
+from dragoman_controller.native.library import Library, SearchTable
 from dragoman_controller.steps import DecodeRow, StepTable
 
 # The usual context follows the last hundred requests or so.
@@ -55,6 +56,8 @@ class Score(NamedTuple):
     decode_seconds: float
     step_seconds: float
     cached_tokens: int
+    modelled_step_seconds: float = 0.0
+    """`step_seconds` by the step model alone."""
 
     @property
     def finish_seconds(self) -> float:
@@ -141,13 +144,15 @@ class AgentView:
 
     def score(self, shape: Shape, cached_tokens: int) -> Score:
         """`finish_seconds` in its parts."""
-        step = self.step_seconds(shape)
+        modelled = self.modelled_step_seconds(shape)
+        step = self.pace * modelled
         return Score(
             self.queue_seconds,
             self.prefill_seconds(shape, cached_tokens),
             (shape.output_tokens - 1) * step,
             step,
             min(cached_tokens, shape.prompt_tokens - 1),
+            modelled,
         )
 
     def refusal(self, shape: Shape) -> str:
@@ -188,7 +193,10 @@ class _Range:
 
 
 class Candidates:
-    """The agents of one model in parallel lists, with their lower bounds. Replaced view by view as loads change."""
+    """The agents of one model in parallel lists, replaced view by view as loads change.
+
+    With a `library` their numbers also lie in a table that C++ searches; without, in `terms` and lower bounds of them.
+    """
 
     __slots__ = (
         "_base",
@@ -205,13 +213,16 @@ class Candidates:
         "num_free",
         "num_places",
         "smallest_context",
+        "table",
         "terms",
         "views",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library | None = None) -> None:
+        self.table = SearchTable(library) if library is not None else None
         self.views: list[AgentView] = []
         self.terms: list[Terms] = []
+        """Of each view; empty where C++ searches."""
         self.smallest_context = 0
         self.largest_context = 0
         self.num_able = 0
@@ -248,14 +259,16 @@ class Candidates:
     def put(self, view: AgentView) -> None:
         """Adds an agent or replaces its view."""
         index = self._position.get(view.agent_id)
-        terms = view.terms()
         if index is None:
             index = self._position[view.agent_id] = len(self.views)
             self.views.append(view)
-            self.terms.append(terms)
+            if self.table is None:
+                self.terms.append(view.terms())
             self._states[view.state] += 1
             self._count(view, 1)
             self._members_changed()
+            if self.table is not None:
+                self._lay_out(self.table, index, view)
             return
         before = self.views[index]
         if before.state != view.state:
@@ -263,13 +276,16 @@ class Candidates:
             self._states[view.state] += 1
         self._count(before, -1)
         self._count(view, 1)
-        self.views[index], self.terms[index] = view, terms
+        self.views[index] = view
         self._replaced.append((index, view))
-        if before.max_context_tokens != view.max_context_tokens:
-            self._members_changed()
+        if self.table is not None:
+            self._lay_out(self.table, index, view)
         else:
+            self.terms[index] = view.terms()
             for part in self._ranges:
                 part.dirty.add(index)
+        if before.max_context_tokens != view.max_context_tokens:
+            self._members_changed()
 
     def remove(self, agent_id: str) -> None:
         """Drops an agent; the last one takes its place."""
@@ -278,11 +294,35 @@ class Candidates:
             return
         self._states[self.views[index].state] -= 1
         self._count(self.views[index], -1)
-        view, terms = self.views.pop(), self.terms.pop()
+        view = self.views.pop()
+        terms = self.terms.pop() if self.table is None else None
         if view.agent_id != agent_id:
-            self.views[index], self.terms[index] = view, terms
+            self.views[index] = view
             self._position[view.agent_id] = index
+            if terms is not None:
+                self.terms[index] = terms
+            elif self.table is not None:
+                self._lay_out(self.table, index, view)
         self._members_changed()
+
+    def _lay_out(self, table: SearchTable, index: int, view: AgentView) -> None:
+        """As `AgentView.terms`, in the table."""
+        if view.excluded_because or view.num_free_slots <= 0:
+            table.close(index)
+            return
+        batch_size = min(view.num_running + 1, view.max_running_requests)
+        steps, pace = view.steps, view.pace
+        table.put(
+            index,
+            view.queue_seconds,
+            steps.base_seconds * pace,
+            steps.seconds_per_prompt_token * pace,
+            view.mean_context_tokens * (batch_size - 1) / batch_size,
+            1 / batch_size,
+            pace,
+            view.max_context_tokens,
+            view.row,
+        )
 
     def snapshot(self) -> Snapshot:
         """What the views are now, without a copy of all of them each time."""
@@ -292,6 +332,8 @@ class Candidates:
 
     def learn(self, shape: Shape) -> None:
         """Lets the usual context follow the requests: bounds are nearest there. It shapes the work of a search alone."""
+        if self.table is not None:
+            return
         self._usual_context += _USUAL_WEIGHT * (shape.mean_context_tokens - self._usual_context)
         if not _USUAL_DRIFT > self._usual_context / self._ranges_for > 1 / _USUAL_DRIFT:
             self._divide()
@@ -334,6 +376,10 @@ class Candidates:
 
     def _divide(self) -> None:
         """Makes the ranges anew: a line is the nearer to a row, the shorter the stretch that it is below it for."""
+        if self.table is not None:
+            self.table.resize(len(self.views))
+            self._ranges = []
+            return
         usual = self._ranges_for = self._usual_context
         edges = (0.0, usual / _USUAL_SPREAD, usual * _USUAL_SPREAD, math.inf)
         num, most = len(self.views), max(self.largest_context, 1)

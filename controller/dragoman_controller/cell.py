@@ -18,6 +18,7 @@ from dragoman_controller.explain import Placements
 from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member
 from dragoman_controller.hints import Hints, Parts
 from dragoman_controller.ledger import Grant, Ledger
+from dragoman_controller.native.library import Library
 from dragoman_controller.placement import Choose, place
 from dragoman_controller.placer import Placer
 from dragoman_controller.poison import Life, PoisonGuard
@@ -85,8 +86,9 @@ class Cell:
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
         choose: Choose = place,
+        library: Library | None = None,
     ) -> None:
-        """`choose` picks the agent of each request; a simulator compares others with `place`."""
+        """`choose` picks the agent of each request; a simulator compares others with `place`. `library`: what searches for it."""
         self.clock = clock
         self._observer = observer
         self.fleet = Fleet(self._on_change)
@@ -104,6 +106,7 @@ class Cell:
             clock,
             rng or Random(),
             choose,
+            library,
         )
         self._lost_lives: OrderedDict[Life, None] = OrderedDict()
         self.poison = PoisonGuard(self._is_lost, clock)

@@ -13,6 +13,7 @@ from random import Random
 from typing import NamedTuple, TypeAlias
 
 from dragoman_controller.candidates import Candidates, Score, Shape
+from dragoman_controller.native.library import BARRED, SearchTable
 
 TIE_RATIO = 1.02
 # Where the whole takes long, 2 % of it may be many times the wait for the first token, which a reader notices first.
@@ -53,6 +54,8 @@ def place(
     holds the whole output go before all others.
     """
     barred = frozenset(excluded) if excluded else _NOBODY
+    if candidates.table is not None and shape.num_choices == 1:
+        return _search(candidates, candidates.table, shape, cached_tokens, rng, barred)
     weighed = _near(candidates, shape, cached_tokens, shape.wanted_context_tokens, barred)
     if not weighed and candidates.smallest_context < shape.wanted_context_tokens:
         weighed = _near(candidates, shape, cached_tokens, shape.min_context_tokens, barred)
@@ -67,6 +70,42 @@ def place(
     fallback = next((index for _, index in weighed[:2] if index != chosen), None)
     view = candidates.views[chosen]
     return Placement(chosen, view.score(shape, cached_tokens.get(view.agent_id, 0)), fallback, num_ties)
+
+
+def _search(
+    candidates: Candidates,
+    table: SearchTable,
+    shape: Shape,
+    cached_tokens: Mapping[str, int],
+    rng: Random,
+    barred: Collection[str],
+) -> Placement | None:
+    """The same choice, with the agents looked at by C++."""
+    special: list[float] = []
+    if cached_tokens or barred:
+        position = candidates.position
+        for agent_id, num_cached in cached_tokens.items():
+            index = position(agent_id)
+            if index is not None and agent_id not in barred:
+                special += (index, num_cached)
+        special += [part for index in map(position, barred) if index is not None for part in (index, BARRED)]
+    num_ties = table.search(
+        shape.prompt_tokens,
+        shape.output_tokens,
+        shape.mean_context_tokens,
+        shape.wanted_context_tokens,
+        shape.min_context_tokens,
+        TIE_RATIO,
+        FIRST_TOKEN_RATIO,
+        special,
+    )
+    if not num_ties:
+        return None
+    if num_ties > 1:
+        table.draw(rng.random(), rng.random())
+    _, chosen, fallback, queue, prefill, step, modelled, cached = table.found()
+    score = Score(queue, prefill, (shape.output_tokens - 1) * step, step, int(cached), modelled)
+    return Placement(chosen, score, None if fallback < 0 else fallback, num_ties)
 
 
 def _seconds(weighed: Weighed) -> float:

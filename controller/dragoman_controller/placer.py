@@ -14,6 +14,7 @@ from dragoman_controller.candidates import AgentView, Candidates, Score, Shape
 from dragoman_controller.explain import PlacementRecord, Placements
 from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
 from dragoman_controller.ledger import Grant, Ledger
+from dragoman_controller.native.library import Library
 from dragoman_controller.placement import Choose, Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
 from dragoman_controller.quote import AgentQuotes, Features, Judgement, Quote, Quotes, Went
@@ -111,8 +112,9 @@ class Placer:
         clock: Callable[[], float],
         rng: Random,
         choose: Choose = place,
+        library: Library | None = None,
     ) -> None:
-        self._choose = choose
+        self._choose, self._library = choose, library
         self._fleet, self._ledger, self._index, self._quotes = fleet, ledger, index, quotes
         self._minter, self._placements, self._clock, self._rng = minter, placements, clock, rng
         self.service_times = ServiceTimes()
@@ -286,7 +288,7 @@ class Placer:
                 del self._models[gone]
                 self._rates.pop(gone, None)
                 self._prompt_sizes.forget(gone)
-        candidates = self._models[name] = Candidates()
+        candidates = self._models[name] = Candidates(self._library)
         return candidates
 
     def _place(self, request: AdmissionRequest) -> _Placed | None:
@@ -317,7 +319,7 @@ class Placer:
         score, shape = placed.placement.score, placed.shape
         # The view is as old as the agent's last beat or grant; the work in front has gone on since.
         elapsed = max(now - view.made_at, 0.0)
-        decode = view.modelled_step_seconds(shape)
+        decode = score.modelled_step_seconds
         quotes = self._served[view.agent_id, placed.model].quotes
         features = Features(
             max(view.backlog_seconds - elapsed, 0.0),

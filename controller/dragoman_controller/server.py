@@ -41,6 +41,7 @@ from dragoman_cli.process import MetricsServer
 from dragoman_controller.cell import TICK_SECONDS, Cell
 from dragoman_controller.config import ControllerSettings, check
 from dragoman_controller.metrics import ControllerMetrics
+from dragoman_controller.native.library import load
 from dragoman_controller.policy import Policy
 from dragoman_controller.policy_file import PolicyFile
 from dragoman_controller.rpc.admission import AdmissionServicer
@@ -94,7 +95,7 @@ class ControllerServer:
             raise StartupError(str(error)) from None
         self._settings = settings
         self.metrics = ControllerMetrics()
-        self.cell = Cell(keys, policy, self.metrics)
+        self.cell = Cell(keys, policy, self.metrics, library=load())
         self.cell.hints.for_queue = settings.prefetch
         self.controller_id = secrets.token_hex(8)
         file_keys = keys if settings.cell_key_file else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ _PACE_CONTEXT_TOKENS = 1024
 class DecodeRow:
     """Seconds of a decode step at one batch size over the mean context: piecewise linear, never below 0."""
 
-    __slots__ = ("contexts", "floor", "seconds", "slopes")
+    __slots__ = ("_packed", "address", "contexts", "floor", "seconds", "slopes")
 
     def __init__(self, contexts: Sequence[int], seconds: Sequence[float]) -> None:
         """`contexts` ascend; one time a context, none below 0."""
@@ -31,6 +32,13 @@ class DecodeRow:
         """Of the segment that starts at each knot but the last, which goes on for ever; the first one comes from 0."""
         self.floor = self._floor()
         """(intercept, slope) of a line that is nowhere above the row."""
+        self._packed = array("d", (len(self.contexts), *self.contexts, *self.seconds, *self.slopes))
+        self.address = self._packed.buffer_info()[0]
+        """Where native code reads the row: number of knots, contexts, seconds, slopes. Valid as long as this object lives."""
+
+    def __reduce__(self) -> tuple[type[DecodeRow], tuple[tuple[int, ...], tuple[float, ...]]]:
+        """Another process, or a copy, has the numbers at another address."""
+        return DecodeRow, (self.contexts, self.seconds)
 
     def at(self, mean_context: float) -> float:
         """Seconds at a mean context in tokens; equals StepModel.decode_step_seconds."""

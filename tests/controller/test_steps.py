@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import pickle
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,3 +53,13 @@ def test_the_floor_of_an_interval_is_the_row_where_that_is_straight() -> None:
         intercept, slope = row.floor_between(low, high)
         assert intercept + slope * low == pytest.approx(row.at(low))
         assert intercept + slope * high == pytest.approx(row.at(high))
+
+
+def test_a_copied_row_says_where_its_own_numbers_are() -> None:
+    """Native code reads them there; the original's may be gone, or in another process."""
+    row = StepTable(StepModel((1, 4), (0, 1000), (0.01, 0.02, 0.03, 0.05), 500.0, 0.001)).row(2)
+    for copied in (copy.deepcopy(row), pickle.loads(pickle.dumps(row))):
+        assert copied.address != row.address
+        read = (ctypes.c_double * 6).from_address(copied.address)
+        assert list(read) == [2, *row.contexts, *row.seconds, *row.slopes]
+        assert copied.floor == row.floor

@@ -19,6 +19,7 @@ from dragoman_controller.admission import Answer, Queued
 from dragoman_controller.candidates import Shape
 from dragoman_controller.cell import HEARTBEAT_INTERVAL_SECONDS, TICK_SECONDS, Cell, Outcome
 from dragoman_controller.commands import Drain
+from dragoman_controller.native.library import Library
 from dragoman_controller.placer import Granted, Ticket
 from dragoman_controller.policy import Policy
 from dragoman_controller.requests import AdmissionRequest, Priority, Resume
@@ -76,11 +77,13 @@ class CellRun:
         workload: Workload,
         numbers: Sequence[int],
         name: str = "cell",
+        library: Library | None = None,
     ) -> None:
         self.now = 0.0
         self.tally = Tally()
         self._settings, self._workload, self._numbers = settings, workload, numbers
         self._rng = Random(f"{settings.seed} {name}")
+        self._library = library
         self._seats = {agent_id: Seat(full_agent(agent_id, profile, MODEL), profile) for agent_id, profile in agents}
         self._agents = {agent_id: seat.agent for agent_id, seat in self._seats.items()}
         self._units: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -365,4 +368,4 @@ class CellRun:
         settings = self._settings
         choose = CHOOSERS[settings.chooser] or oracle(self._agents, lambda: self.now)
         rng = Random(f"{settings.seed} {self._rng.random()}")
-        self._cell = Cell((_KEY,), settings.policy, self.tally, lambda: self.now, rng, choose)
+        self._cell = Cell((_KEY,), settings.policy, self.tally, lambda: self.now, rng, choose, self._library)

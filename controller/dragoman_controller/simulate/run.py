@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from dragoman_controller.native.library import load
 from dragoman_controller.simulate.cell_run import MODEL, CellRun, CellSettings
 from dragoman_controller.simulate.choosers import CHOOSERS
 from dragoman_controller.simulate.profiles import AgentProfile, check_fleet
@@ -109,7 +110,7 @@ def _run(job: _Job) -> Tally:
     was_enabled = gc.isenabled()
     gc.disable()  # a run makes next to no cycles, and looking for them costs a tenth of it
     try:
-        return CellRun(job.settings, job.agents, job.workload, range(len(job.workload)), job.name).run()
+        return CellRun(job.settings, job.agents, job.workload, range(len(job.workload)), job.name, load()).run()
     finally:
         if was_enabled:
             gc.enable()
