@@ -5,7 +5,7 @@ Host arrays are numpy so that a device without torch keeps the contract; a devic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -140,7 +140,8 @@ class Device(Protocol):
     """A backend. One model is loaded once; steps run in submission order.
 
     What the device under it provides (memory, synchronisation, atomics, launches) is data: `capabilities_of` in
-    capabilities.py. What cannot work is refused when the device is opened or the model loaded, by DeviceError.
+    capabilities.py. What cannot work is refused when the device is opened or the model loaded, by DeviceError. A device
+    that computes inside `submit` says so by an attribute `computes_in_submit`: that time is then not the host's.
     """
 
     kind: str  # one of DEVICE_KINDS: what plans are made for
@@ -170,6 +171,17 @@ class BlockFormat:
     block_bytes: int
 
 
+class BlockCopy(Protocol):
+    """Blocks on their way between the device and rows of host memory."""
+
+    @property
+    def seconds(self) -> float:
+        """What it took, once done."""
+
+    def is_done(self) -> bool:
+        """Whether it has ended; does not wait. Raises DeviceError when it failed."""
+
+
 @runtime_checkable
 class BlockDevice(Protocol):
     """A device that hands out and takes in KV blocks. Reads and writes come after every step submitted before them."""
@@ -184,8 +196,31 @@ class BlockDevice(Protocol):
     def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
         """Contents of blocks that no sequence uses, [num_blocks, block_bytes]. Raises DeviceError."""
 
+    @property
+    def max_num_copied_blocks(self) -> int:
+        """The most that one `copy_out` or `copy_in` takes."""
+
+    def new_rows(self, num_blocks: int) -> UInt8Array:
+        """Host memory for blocks, [num_blocks, block_bytes], which the device copies from and to beside its steps.
+
+        Raises DeviceError when there is not so much. May be called from another thread.
+        """
+
+    def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> BlockCopy:
+        """Copy blocks, as the steps submitted so far leave them, to rows of `new_rows`; later steps may overwrite them.
+
+        One at a time: the one before must be done. Raises DeviceError.
+        """
+
+    def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> BlockCopy:
+        """Copy rows of `new_rows` to blocks that no sequence uses; a step may use them once this is done.
+
+        Several may be under way. Raises DeviceError.
+        """
+
 
 __all__ = [
+    "BlockCopy",
     "BlockDevice",
     "BlockFormat",
     "Device",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from dragoman_agent.device.base import (
     UInt8Array,
     no_ids,
 )
+from dragoman_agent.device.block_copies import FutureCopy, new_rows
 from dragoman_agent.device.checks import check_loadable, resolve_tokens
 from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32, choose_cpu_road
 from dragoman_agent.device.warm_up import warm_up_batch
@@ -136,6 +137,20 @@ class CpuDevice:
         """See BlockDevice."""
         self._in_turn(self._loaded.road.write_blocks, blocks, data)
 
+    max_num_copied_blocks = 4  # each copy is a turn of the worker thread, in which no step runs
+
+    def new_rows(self, num_blocks: int) -> UInt8Array:
+        """See BlockDevice."""
+        return new_rows(num_blocks, self.block_format.block_bytes)
+
+    def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> FutureCopy:
+        """See BlockDevice: the worker thread does it in its turn."""
+        return FutureCopy(self._worker.submit(self._loaded.copy_out, blocks, rows))
+
+    def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> FutureCopy:
+        """See BlockDevice."""
+        return FutureCopy(self._worker.submit(self._loaded.copy_in, rows, blocks))
+
     @property
     def _loaded(self) -> _Work:
         if self._work is None:
@@ -214,6 +229,19 @@ class _Work:
             score_top_logprobs=scores[2],
             seconds=time.perf_counter() - started,
         )
+
+    def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> float:
+        """Blocks to rows; seconds. Raises ValueError or RuntimeError."""
+        started = time.perf_counter()
+        for row, data in zip(rows, self.road.read_blocks(blocks), strict=True):
+            row[:] = data
+        return time.perf_counter() - started
+
+    def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> float:
+        """Rows to blocks; seconds. Raises ValueError or RuntimeError."""
+        started = time.perf_counter()
+        self.road.write_blocks(blocks, np.stack(rows))
+        return time.perf_counter() - started
 
     def _score(self, hidden: Float32Array, batch: StepBatch) -> tuple[Float32Array, Int32Array, Float32Array]:
         """Logprobs of `score_targets`, a few rows at a time: logits of a whole prompt would take gigabytes."""

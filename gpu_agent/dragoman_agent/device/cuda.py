@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from dragoman_agent.device.base import (
 from dragoman_agent.device.checks import check_batch, check_loadable
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.device.cuda_weights import load_weights
+from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 _NUM_TIMED = 4  # steps of each shape, the first of them not counted
 _SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _RING = 3  # steps whose host buffers may be under way at once
-_HELD = ("_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_decode", "_results", "_packed", "_slots")  # fmt: skip
+_HELD = ("_copier", "_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_decode", "_results", "_packed", "_slots")  # fmt: skip
 
 
 class CudaDevice:
@@ -213,6 +214,39 @@ class CudaDevice:
         self._check_loaded()
         with self._moving_blocks():
             torch_blocks.write_blocks(self._cache, blocks, data)
+
+    @property
+    def max_num_copied_blocks(self) -> int:
+        """See BlockDevice."""
+        return self._block_copier.max_num_blocks
+
+    def new_rows(self, num_blocks: int) -> UInt8Array:
+        """See BlockDevice: pinned."""
+        try:
+            return self._block_copier.new_rows(num_blocks)
+        except (RuntimeError, *self._wrong) as error:
+            raise DeviceError(f"host memory for {num_blocks} KV blocks could not be pinned: {error}") from error
+
+    def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> EventCopy:
+        """See BlockDevice."""
+        copier = self._block_copier
+        with self._moving_blocks():
+            return copier.copy_out(blocks, rows)
+
+    def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> EventCopy:
+        """See BlockDevice."""
+        copier = self._block_copier
+        with self._moving_blocks():
+            return copier.copy_in(rows, blocks)
+
+    @property
+    def _block_copier(self) -> BlockCopier:
+        """Made when first asked for: its buffers are of use to an engine with tiers alone."""
+        self._check_loaded()
+        if not hasattr(self, "_copier"):
+            with self._moving_blocks():
+                self._copier = BlockCopier(self._runtime, self._cache, self._stream)
+        return self._copier
 
     def close(self) -> None:
         """See Device."""

@@ -7,6 +7,7 @@ reads by block table, so an error in paging, slots or preemption changes the out
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from dragoman_agent.device.base import (
     StepResult,
     UInt8Array,
 )
+from dragoman_agent.device.block_copies import DoneCopy, new_rows
 from dragoman_agent.device.checks import check_batch, check_loadable, resolve_tokens
 from dragoman_agent.device.oracles import Context, Oracle, UInt64Array, logprobs, make_oracle, mix, narrow, seeded
 
@@ -56,6 +58,7 @@ class NullDevice:
     """Implements Device without torch."""
 
     kind = "null"
+    computes_in_submit = True
 
     def __init__(self, oracle: str = "hash", speed: float = 0.0) -> None:
         """`oracle`: hash, echo, alphabet or script:FILE. `speed` times the plan's step model is how long steps take."""
@@ -120,6 +123,28 @@ class NullDevice:
         split = self._page_size * self._states.itemsize
         self._states.reshape(-1, self._page_size)[blocks] = np.ascontiguousarray(data[:, :split]).view(np.uint64)
         self._tokens.reshape(-1, self._page_size)[blocks] = np.ascontiguousarray(data[:, split:]).view(np.int32)
+
+    @property
+    def max_num_copied_blocks(self) -> int:
+        """See BlockDevice."""
+        return self._loaded_plan().num_blocks
+
+    def new_rows(self, num_blocks: int) -> UInt8Array:
+        """See BlockDevice."""
+        return new_rows(num_blocks, self.block_format.block_bytes)
+
+    def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> DoneCopy:
+        """See BlockDevice."""
+        begun = time.perf_counter()
+        for row, data in zip(rows, self.read_blocks(blocks), strict=True):
+            row[:] = data
+        return DoneCopy(time.perf_counter() - begun)
+
+    def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> DoneCopy:
+        """See BlockDevice."""
+        begun = time.perf_counter()
+        self.write_blocks(blocks, np.stack(rows))
+        return DoneCopy(time.perf_counter() - begun)
 
     def close(self) -> None:
         """See Device."""

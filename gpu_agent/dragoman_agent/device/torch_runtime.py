@@ -36,6 +36,12 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait until it has passed."""
 
+    def query(self) -> bool:
+        """Whether it has passed."""
+
+    def wait(self, stream: Any) -> None:
+        """What is queued in `stream` from now on waits for it."""
+
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds to a later event; both have passed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from tests.agent.device.conformance.bench import Bench, ignore, refused
 from tests.agent.device.conformance.steps import Part, by_id
 from tests.agent.device.conformance.tiny_model import CONFIG, POISONED
 
-from dragoman_agent.device.base import BlockDevice, Device, LoadProgress, StepBatch
+from dragoman_agent.device.base import BlockCopy, BlockDevice, Device, LoadProgress, StepBatch
 from dragoman_agent.engine.philox import uniforms
 
 TOKENS = [3 + 5 * i % 71 for i in range(40)]  # none is POISONED
@@ -303,6 +304,36 @@ def blocks_move_to_another_device(bench: Bench) -> None:
         source.write_blocks(np.array([3], np.int32), np.zeros((1, 3), np.uint8))
 
 
+def blocks_go_to_host_rows_and_come_back(bench: Bench) -> None:
+    bench.run(Part(TOKENS[:17], 0, BLOCKS))
+    wanted = bench.row(Part([7], 17, BLOCKS))
+    bench.run(Part(TOKENS[:17], 0, BLOCKS))
+    device = bench.device
+    assert isinstance(device, BlockDevice) and device.max_num_copied_blocks >= 1
+    rows = device.new_rows(3)
+    assert rows.shape == (3, device.block_format.block_bytes) and rows.dtype == np.uint8
+    for block, row in zip(BLOCKS[:2], (rows[2], rows[0]), strict=True):
+        copied(device.copy_out(np.array([block], np.int32), [row]))
+    assert (rows[[2, 0]] == device.read_blocks(np.array(BLOCKS[:2], np.int32))).all()
+    # What is overwritten after the copy was asked for has left before.
+    last = device.copy_out(np.array(BLOCKS[:1], np.int32), [rows[1]])
+    bench.run(Part(TOKENS[5:22], 0, BLOCKS))
+    copied(last)
+    assert (rows[1] == rows[2]).all()
+    for block, row in zip((21, 11), (rows[2], rows[0]), strict=True):
+        copied(device.copy_in([row], np.array([block], np.int32)))
+    bench.same(bench.row(Part([7], 17, (21, 11))), wanted, "blocks that came back", cut=False)
+
+
+def copied(copy: BlockCopy) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + 10
+    while not copy.is_done():
+        assert time.monotonic() < deadline, "the copy does not end"
+        time.sleep(0.0005)
+    assert copy.seconds >= 0
+
+
 def the_largest_step_of_the_plan_runs(bench: Bench) -> None:
     plan = bench.plan
     bench.run(Part(TOKENS[:24], 0, BLOCKS))
@@ -369,6 +400,7 @@ CASES: tuple[Callable[[Bench], None], ...] = (
     hidden_states_are_pooled,
     given_tokens_are_scored,
     blocks_move_to_another_device,
+    blocks_go_to_host_rows_and_come_back,
     the_largest_step_of_the_plan_runs,
     numbers_are_those_of_a_float64_model,
     a_closed_device_does_nothing_more,

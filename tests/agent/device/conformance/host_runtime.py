@@ -41,6 +41,12 @@ class HostEvent:
     def synchronize(self) -> None:
         """It has passed."""
 
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: Any) -> None:
+        """It has passed."""
+
     def elapsed_time(self, end_event: HostEvent) -> float:
         return 1e3 * (end_event._at - self._at)
 
