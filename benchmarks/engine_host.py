@@ -85,7 +85,8 @@ def measure(batch: int, num_steps: int, stopwatch: Stopwatch | None) -> float:
     connection = Connection(ours)
     for index in range(batch):
         stop = Stop(max_output_tokens=num_steps * 2, eos_token_ids=[258])
-        core.receive(Start(f"request-{index}", prompt_of(index), Sampling(seed=index), stop, credit=1 << 30))
+        sampling = Sampling(seed=index)
+        core.receive(Start(f"request-{index}", prompt_of(index), sampling, stop, credit=1 << 30, key=index))
     for _ in range(20):
         core.turn(connection.send)
         theirs.recv(1 << 20)

@@ -29,6 +29,8 @@ class BuiltStep:
     pooled: list[Sequence]
     computed: list[tuple[Sequence, int]]  # prefill sequences and the tokens computed for each
     scored: list[tuple[Request, range]]  # prompts and their positions, in the order of the result's scores
+    keys: Int32Array  # [num_samples] see Start.key; -1 for none
+    num_keyed: int
     is_serial: bool = False  # the step after it must wait for its tokens
 
 
@@ -50,6 +52,7 @@ class BatchBuilder:
         self._seeds = np.zeros(num_rows, dtype=np.uint64)
         self._choices = np.zeros(num_rows, dtype=np.int32)
         self._num_logprobs = np.full(num_rows, -1, dtype=np.int32)
+        self._keys = np.full(num_rows, -1, dtype=np.int32)
         self._sparse: dict[int, Sequence] = {}  # rows whose sampling has parts that are not one number
         self._is_sparse = np.zeros(num_rows, dtype=np.bool_)
         self._is_serial = np.zeros(num_rows, dtype=np.bool_)
@@ -95,14 +98,18 @@ class BatchBuilder:
             sampling=self._sampling(rows[sampled], cursors),
         )
         is_serial = bool(self._is_serial[rows].any())
+        keys = self._keys[rows[sampled]]
+        num_keyed = int(np.count_nonzero(keys >= 0))
         if not plan.prefills:
-            return BuiltStep(batch, sequences, [], [], [], is_serial)
+            return BuiltStep(batch, sequences, [], [], [], keys, num_keyed, is_serial)
         return BuiltStep(
             batch,
             [sequences[i] for i in sampled.tolist()],
             [sequences[i] for i in pooled.tolist()],
             plan.prefills,
             _add_scores(batch, plan, num_decodes),
+            keys,
+            num_keyed,
             is_serial,
         )
 
@@ -122,6 +129,7 @@ class BatchBuilder:
         self._seeds[row] = sampling.seed & _SEED_MASK
         self._choices[row] = sequence.choice
         self._num_logprobs[row] = sampling.num_logprobs
+        self._keys[row] = sequence.key
         self._is_serial[row] = sequence.request.is_serial
         self._is_sparse[row] = is_sparse = _is_sparse(sequence)
         if is_sparse:

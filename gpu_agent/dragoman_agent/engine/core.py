@@ -11,29 +11,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from dragoman.v1 import error_pb2
-from dragoman_agent.device.base import BlockDevice, Device, StepHandle, StepResult
+from dragoman_agent.device.base import BlockDevice, Device, StepHandle
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
-from dragoman_agent.engine.events import logprob_entries
 from dragoman_agent.engine.exchange import BlockExchange
+from dragoman_agent.engine.host_work import HostTrace, HostWork
 from dragoman_agent.engine.live_requests import Clock, LiveRequests
-from dragoman_agent.engine.messages import (
-    Cancel,
-    Credit,
-    Delta,
-    Embedded,
-    Load,
-    LogprobEntry,
-    Start,
-    StartEmbed,
-    Step,
-    Tune,
-)
-from dragoman_agent.engine.request import Request, Sequence, Status
+from dragoman_agent.engine.messages import Cancel, Credit, Load, Start, StartEmbed, Step, Tune
+from dragoman_agent.engine.request import Request, Sequence
+from dragoman_agent.engine.results import StepResults
 from dragoman_agent.engine.scheduler import Scheduler
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
@@ -41,11 +29,21 @@ from dragoman_text import TextTokenizer
 Command = Start | StartEmbed | Cancel | Credit | Tune
 
 
-class _InFlight(NamedTuple):
+class InFlight(NamedTuple):
+    """A step under way."""
+
     built: BuiltStep
     handle: StepHandle
     num_prefill_tokens: int
     num_decode_tokens: int
+    handed_over: float  # time.perf_counter when the device was given it
+
+
+class StepTrace(HostTrace, Protocol):
+    """Hears of what the engine does; see trace.py."""
+
+    def step(self, flight: InFlight, seconds: float, waited: float, ended: float) -> None:
+        """A step that took the device `seconds`; waited for from `waited` to `ended`, both of `time.perf_counter`."""
 
 
 class EngineCore:
@@ -61,8 +59,12 @@ class EngineCore:
         vocab_size: int | None = None,
         *,
         run_ahead: bool = True,
+        trace: StepTrace | None = None,
     ) -> None:
-        """`vocab_size`: width of the logits; None is the tokenizer's. `run_ahead` False waits for each step's tokens."""
+        """`vocab_size`: width of the logits; None is the tokenizer's. `run_ahead` False waits for each step's tokens.
+
+        `trace` hears of each part of the host's work and of each step.
+        """
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         self.scheduler = Scheduler(plan)
         self._device = device
@@ -73,17 +75,15 @@ class EngineCore:
         self._plan = plan
         self._clock = clock
         self._builder = BatchBuilder(plan, vocab_size)
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._max_in_flight = 2 if run_ahead else 1
-        # Tokens of the last step, not yet handed out; entries of a list belong together.
-        self._sampled: list[Sequence] = []
-        self._sampled_ids: list[int] = []
-        self._sampled_logprobs: dict[int, list[LogprobEntry]] = {}  # by index, where asked for
-        self._sampled_at = 0.0
+        self._submit_computes = getattr(device, "computes_in_submit", False)
+        self._results = StepResults(self.scheduler, self._live, plan.page_size)
+        self._trace = trace
+        self.host_work = HostWork(trace)
         self._step_count = 0
         self._last_counts = (0, 0)
         self._step_seconds = 0.0
-        self._host_seconds = 0.0
 
     # Commands.
 
@@ -142,7 +142,7 @@ class EngineCore:
         self._live.expire(now)
         if self._live.num_compiling:
             self._live.admit_compiled(now)
-        self._host_seconds += time.perf_counter() - begun
+        self.host_work.done("expire", begun)
         flights = self._in_flight
         while len(flights) < self._max_in_flight and not (flights and flights[-1].built.is_serial):
             if not self._launch_step(now):
@@ -150,42 +150,50 @@ class EngineCore:
 
     def _launch_step(self, now: float) -> bool:
         """Launch one step; False when nothing can run."""
+        done = self.host_work.done
         begun = time.perf_counter()
         plan = self.scheduler.schedule(now)
+        begun = done("schedule", begun)
         if not plan.num_tokens:
-            self._host_seconds += time.perf_counter() - begun
             return False
         for sequence, _ in plan.prefills:
             self._note_start(sequence, now)
         self._step_count += 1
         built = self._builder.build(plan, self._step_count)
         self.scheduler.launched(plan, built.sampled, self._step_count)
-        self._host_seconds += time.perf_counter() - begun
+        begun = done("build", begun)
         handle = self._device.submit(built.batch)
-        self._in_flight.append(_InFlight(built, handle, plan.num_prefill_tokens, len(plan.decodes)))
+        submitted = time.perf_counter() if self._submit_computes else done("submit", begun)
+        self._in_flight.append(InFlight(built, handle, plan.num_prefill_tokens, len(plan.decodes), begun))
         self.scheduler.release_ahead()
+        done("release", submitted)
         return True
 
     def emit(self) -> Step | None:
         """The frame of what was collected; None when there is nothing to say."""
         begun = time.perf_counter()
-        self._hand_out()
-        if not self._live.events and not any(self._last_counts):
+        self._results.hand_out()
+        begun = self.host_work.done("hand out", begun)
+        if not (self._live.events or self._results or any(self._last_counts)):
             return None
-        self._host_seconds += time.perf_counter() - begun
-        return self._frame()
+        step = self._frame()
+        self.host_work.done("frame", begun)
+        return step
 
     def collect(self) -> bool:
         """Wait for the oldest step under way and take its tokens; False when there is none. Raises DeviceError."""
         if not self._in_flight:
             return False
         flight = self._in_flight.popleft()
+        waited = time.perf_counter()
         result = flight.handle.result()
         begun = time.perf_counter()
-        self._take(flight.built, result, self._clock())
+        if self._trace is not None:
+            self._trace.step(flight, result.seconds, waited, begun)
+        self._results.take(flight.built, result, self._clock())
         self._step_seconds += result.seconds
         self._last_counts = (flight.num_prefill_tokens, flight.num_decode_tokens)
-        self._host_seconds += time.perf_counter() - begun
+        self.host_work.done("take", begun)
         return True
 
     def tick(self) -> Step:
@@ -195,7 +203,7 @@ class EngineCore:
     @property
     def has_output(self) -> bool:
         """Whether `emit` has something to say."""
-        return bool(self._sampled or self._live.events or any(self._last_counts))
+        return bool(self._results or self._live.events or any(self._last_counts))
 
     def _note_start(self, sequence: Sequence, now: float) -> None:
         request = sequence.request
@@ -205,139 +213,25 @@ class EngineCore:
             if self.exchange is not None:
                 self.exchange.note_use(sequence.block_table[: request.num_cached_tokens // self._plan.page_size])
 
-    # Results.
-
-    def _take(self, built: BuiltStep, result: StepResult, now: float) -> None:
-        if built.pooled:
-            self._take_embeddings(built, result)
-        if built.scored:
-            self._take_scores(built.scored, result)
-        self._sampled_at = now
-        ended = self._take_tokens(built, result)
-        if ended:
-            # A choice that failed in this step took its whole request along.
-            self.scheduler.leave([s for s in ended if s.status is Status.RUNNING], Status.ENDED)
-        if built.computed and self.scheduler.blocked:
-            for sequence in built.sampled:
-                if not sequence.request.is_over:
-                    self.scheduler.unblock(sequence.request, now)
-
-    def _take_tokens(self, built: BuiltStep, result: StepResult) -> list[Sequence]:
-        """Append the sampled tokens; the sequences that end with theirs. This is between two steps: every line counts."""
-        page_size = self._plan.page_size
-        running = Status.RUNNING
-        all_finite = bool(result.finite.all())
-        ended: list[Sequence] = []
-        taken, taken_ids = self._sampled, self._sampled_ids
-        step = built.batch.step
-        for index, (sequence, token_id) in enumerate(zip(built.sampled, result.token_ids.tolist(), strict=True)):
-            if sequence.status is not running or sequence.cut_step >= step:
-                continue  # it was stopped, cancelled or preempted while this step was under way
-            if sequence.future_step == step:
-                sequence.future_step = 0
-            if not all_finite and not result.finite[index]:
-                self._live.fail_non_finite(sequence)
-                continue
-            tokens = sequence.token_ids
-            num_tokens = len(tokens)
-            if num_tokens >= (sequence.num_published + 1) * page_size:
-                self.scheduler.publish(sequence, num_tokens)
-            tokens.append(token_id)
-            form = sequence.form
-            if form is not None:
-                form.take([token_id])
-                if form.failure:
-                    self._live.fail_form(sequence, form.failure)
-                    continue
-            if (
-                num_tokens + 1 >= sequence.max_num_tokens
-                or (token_id in sequence.stop_ids and num_tokens >= sequence.min_num_tokens)
-                or (form is not None and form.is_complete)
-            ):
-                ended.append(sequence)
-            if result.logprobs is not None:
-                self._sampled_logprobs[len(taken)] = logprob_entries(
-                    result, index, sequence.request.sampling.num_logprobs
-                )
-            taken.append(sequence)
-            taken_ids.append(token_id)
-        return ended
-
-    def _take_embeddings(self, built: BuiltStep, result: StepResult) -> None:
-        vectors = result.embeddings
-        assert vectors is not None, "the device returned no embedding for a pooled sequence"
-        for sequence, vector in zip(built.pooled, vectors, strict=True):
-            if sequence.status is not Status.RUNNING or sequence.cut_step >= built.batch.step:
-                continue
-            if not np.isfinite(vector).all():
-                self._live.fail_non_finite(sequence)
-                continue
-            self.scheduler.publish(sequence, len(sequence.token_ids))
-            self._live.end(sequence.request, Embedded(sequence.request.request_id, vector.tolist()))
-
-    def _take_scores(self, scored: list[tuple[Request, range]], result: StepResult) -> None:
-        first = 0
-        for request, positions in scored:
-            rows = slice(first, first + len(positions))
-            first = rows.stop
-            scores = request.scores
-            if request.is_over or scores is None:
-                continue
-            if not scores.take(positions, rows, result):
-                self._live.fail_non_finite(request.sequences[0])
-            elif scores.is_complete:
-                self._live.events.append(scores.opened(request.request_id))
-
-    # Events.
-
-    def _hand_out(self) -> None:
-        sampled, self._sampled = self._sampled, []
-        token_ids, self._sampled_ids = self._sampled_ids, []
-        logprobs, self._sampled_logprobs = self._sampled_logprobs, {}
-        events = self._live.events
-        for index, (sequence, token_id) in enumerate(zip(sampled, token_ids, strict=True)):
-            output = sequence.output
-            if sequence.status is Status.FINISHED or output is None:
-                continue
-            request = sequence.request
-            if request.first_token is None:
-                request.first_token = self._sampled_at
-            cursor = output.num_sent
-            piece = output.push(token_id)
-            if sequence.form is not None and sequence.form.is_complete:
-                piece = output.complete(piece)
-            text, finish, stop_string, stop_token_id = piece
-            entries = logprobs[index] if logprobs else []
-            events.append(
-                Delta(
-                    request.request_id,
-                    sequence.choice,
-                    cursor,
-                    [token_id],
-                    text,
-                    entries,
-                    finish,
-                    stop_string,
-                    stop_token_id,
-                )
-            )
-            if finish:
-                self._live.finish_choice(sequence)
+    # What is said.
 
     def _frame(self) -> Step:
         events = self._live.take_events()
         stored, removed = self.scheduler.pool.take_events()
+        keys, token_ids = self._results.columns()
         step = Step(
             self._step_count,
             events,
             self._load(),
             self._step_seconds,
-            self._host_seconds,
+            self.host_work.take() if any(self._last_counts) else 0.0,
             [unit[:8] for unit in stored],
             [unit[:8] for unit in removed],
+            keys,
+            token_ids,
         )
         self._last_counts = (0, 0)
-        self._step_seconds = self._host_seconds = 0.0
+        self._step_seconds = 0.0
         return step
 
     def _load(self) -> Load:

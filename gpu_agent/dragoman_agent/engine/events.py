@@ -14,10 +14,30 @@ Event = Opened | Delta | Finished | Failed | Embedded
 
 def closing_delta(sequence: Sequence, piece: Piece) -> Delta:
     """The end of a choice that comes without a token."""
-    cursor = 0 if sequence.output is None else sequence.output.num_sent
-    request_id = sequence.request.request_id
     return Delta(
-        request_id, sequence.choice, cursor, [], piece.text, [], piece.finish, piece.stop_string, piece.stop_token_id
+        sequence.request.request_id,
+        sequence.choice,
+        sequence.num_sent,
+        [],
+        piece.text,
+        [],
+        piece.finish,
+        piece.stop_string,
+        piece.stop_token_id,
+    )
+
+
+def last_delta(sequence: Sequence, token_id: int) -> Delta:
+    """The token that ends a stream with a key, already taken. A stop wins over the length when both come with it."""
+    is_stop = token_id in sequence.stop_ids and len(sequence.token_ids) > sequence.min_num_tokens
+    return Delta(
+        sequence.request.request_id,
+        sequence.choice,
+        sequence.num_output - 1,
+        [token_id],
+        "",
+        finish="stop" if is_stop else "length",
+        stop_token_id=token_id if is_stop else None,
     )
 
 

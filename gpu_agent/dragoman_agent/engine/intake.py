@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from dragoman.v1 import error_pb2
 from dragoman_agent.engine.messages import Failed, Start, StartEmbed
-from dragoman_agent.engine.output import OutputStream, Piece
+from dragoman_agent.engine.output import OutputStream, Piece, replay_ids
 from dragoman_agent.engine.request import Request, Sequence
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
@@ -71,17 +71,23 @@ def _invalid_start(message: Start) -> str | None:
         return f"choice {unknown[0]} is said to be finished but only {message.num_choices} are asked for"
     if message.stop.max_output_tokens < 1:
         return f"max_output_tokens is {message.stop.max_output_tokens}; ask for at least one"
+    if message.key >= 0 and not message.is_plain:
+        return "a request that needs its text or log-probabilities in the engine cannot have a key; leave it out"
     return None
 
 
 def open_output(message: Start, sequence: Sequence, tokenizer: TextTokenizer) -> Piece:
-    """Attach the output stream of a choice, with what was delivered before a resume replayed; its last piece."""
-    output = OutputStream(
-        tokenizer,
-        message.stop,
-        sequence.max_num_tokens - sequence.num_prompt,
-        skip_special_tokens=message.skip_special_tokens,
-    )
+    """Attach the output stream of a choice, with what was delivered before a resume replayed; its last piece.
+
+    A choice with a key has no stream here: its ids alone say whether it has ended.
+    """
+    max_num_tokens = sequence.max_num_tokens - sequence.num_prompt
+    if sequence.key >= 0:
+        delivered = sequence.token_ids[sequence.num_prompt :]
+        num_taken, piece = replay_ids(delivered, sequence.stop_ids, message.stop.min_output_tokens, max_num_tokens)
+        del sequence.token_ids[sequence.num_prompt + num_taken :]
+        return piece
+    output = OutputStream(tokenizer, message.stop, max_num_tokens, skip_special_tokens=message.skip_special_tokens)
     sequence.output = output
     return output.replay(sequence.token_ids[sequence.num_prompt :])
 

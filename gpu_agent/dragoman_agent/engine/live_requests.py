@@ -149,8 +149,9 @@ class LiveRequests:
     def cancel(self, request: Request) -> None:
         """End it with what text was held back."""
         for sequence in request.sequences:
-            if sequence.status is not Status.FINISHED and sequence.output is not None:
-                piece = Piece(sequence.output.flush(), "cancelled", None, None)
+            if sequence.status is not Status.FINISHED and not request.is_embedding:
+                text = "" if sequence.output is None else sequence.output.flush()
+                piece = Piece(text, "cancelled", None, None)
                 self.events.append(closing_delta(sequence, piece))
         self.end(request, finished(request, self._clock(), cancelled=True))
 

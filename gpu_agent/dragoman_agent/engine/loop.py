@@ -12,6 +12,7 @@ from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import DeviceError
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.exchange import BlockExchange
+from dragoman_agent.engine.host_work import HostWork
 from dragoman_agent.engine.messages import (
     Cancel,
     Credit,
@@ -46,31 +47,37 @@ class Connection:
         self._poll.register(stream, select.POLLIN)
         self.is_open = True
         self.num_sent = 0  # frames
+        self.host_work = HostWork()  # who keeps account of the time; the core's own while it runs
 
     def send(self, message: FromEngine) -> None:
         """Write one frame; when the other end is gone, `is_open` says so."""
+        begun = time.perf_counter()
         self.num_sent += 1
         try:
             self._stream.sendall(encode(message))
         except (BrokenPipeError, ConnectionResetError):
             self.is_open = False
+        self.host_work.done("send", begun)
 
     def receive(self, timeout: float) -> list[object]:
         """The messages at hand, after waiting up to `timeout` seconds for the first. Raises ProtocolError."""
         if not self._poll.poll(timeout * 1000):
             return []
+        begun = time.perf_counter()
         messages: list[object] = []
         while True:
             try:
                 data = self._stream.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return messages
+                break
             except ConnectionResetError:
                 data = b""
             if not data:
                 self.is_open = False
-                return messages
+                break
             messages.extend(self._decoder.feed(data))
+        self.host_work.done("receive", begun)
+        return messages
 
 
 def run(connection: Connection, core: EngineCore) -> bool:
@@ -78,18 +85,11 @@ def run(connection: Connection, core: EngineCore) -> bool:
     last_frame = time.monotonic()
     timeout = 0.0
     exchanges: deque[ExportBlocks | ImportBlocks] = deque()
+    connection.host_work = core.host_work
     while connection.is_open:
-        for message in connection.receive(timeout):
-            if isinstance(message, Start | StartEmbed | Cancel | Credit | Tune):
-                core.receive(message)
-            elif isinstance(message, ExportBlocks | ImportBlocks):
-                if core.exchange is not None:
-                    exchanges.append(message)
-            elif isinstance(message, Shutdown):
-                connection.send(core.fail_all(error_pb2.ERROR_REASON_AGENT_LOST, STOPPED_MESSAGE))
-                return True
-            else:
-                logger.warning("ignoring a message that is no command: %s", type(message).__name__)
+        messages = connection.receive(timeout)
+        if messages and not _take_commands(connection, core, messages, exchanges):
+            return True
         try:
             num_sent = connection.num_sent
             if core.exchange is not None:
@@ -111,6 +111,26 @@ def run(connection: Connection, core: EngineCore) -> bool:
             timeout = _COMPILING_POLL_SECONDS if core.is_compiling else _WAITING_POLL_SECONDS
         else:
             timeout = max(0.0, last_frame + TICK_SECONDS - time.monotonic())
+    return True
+
+
+def _take_commands(
+    connection: Connection, core: EngineCore, messages: list[object], exchanges: deque[ExportBlocks | ImportBlocks]
+) -> bool:
+    """Give each command to whom it is for; False after Shutdown, which was then answered."""
+    begun = time.perf_counter()
+    for message in messages:
+        if isinstance(message, Start | StartEmbed | Cancel | Credit | Tune):
+            core.receive(message)
+        elif isinstance(message, ExportBlocks | ImportBlocks):
+            if core.exchange is not None:
+                exchanges.append(message)
+        elif isinstance(message, Shutdown):
+            connection.send(core.fail_all(error_pb2.ERROR_REASON_AGENT_LOST, STOPPED_MESSAGE))
+            return False
+        else:
+            logger.warning("ignoring a message that is no command: %s", type(message).__name__)
+    core.host_work.done("commands", begun)
     return True
 
 

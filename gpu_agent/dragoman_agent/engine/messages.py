@@ -77,6 +77,13 @@ class Start:
     skip_special_tokens: bool = True
     delivered: list[list[int]] = field(default_factory=list)
     finished_choices: list[int] = field(default_factory=list)
+    key: int = -1  # 0 or more: the tokens of choice c leave in a Step's columns under key + c, without text
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing that the engine decides needs the text: tokens may leave as columns, see `key`."""
+        sampling = self.sampling
+        return not (self.stop.strings or self.opens_late or sampling.num_logprobs >= 0)
 
     @property
     def opens_late(self) -> bool:
@@ -233,7 +240,7 @@ class Opened:
 
 @dataclass(slots=True)
 class Delta:
-    """New tokens of one choice; `finish` is "" or "stop", "length", "cancelled"."""
+    """New tokens of one choice; `finish` is "" or "stop", "length", "cancelled". The text of a stream with a key is empty."""
 
     request_id: str
     choice: int
@@ -303,15 +310,21 @@ class Load:
 
 @dataclass(slots=True)
 class Step:
-    """One frame a step (or an idle tick at 1 Hz): its events in order, and the load after it."""
+    """One frame a step (or an idle tick at 1 Hz): its events in order, and the load after it.
+
+    Tokens of streams with a key are columns, one row a token; they come before the events. The token that ends such a stream
+    is a Delta without text.
+    """
 
     number: int
     events: list[Opened | Delta | Finished | Failed | Embedded]
     load: Load
     step_seconds: float  # device time; 0 for an idle tick
-    host_seconds: float  # host work around it
+    host_seconds: float  # work of the engine's thread since the last step's frame; 0 for an idle tick
     stored_hashes: list[bytes] = field(default_factory=list)  # prefix units that became cached, first 8 bytes each
     removed_hashes: list[bytes] = field(default_factory=list)
+    keys: bytes = b""  # int32 little-endian [num_tokens], see Start.key
+    token_ids: bytes = b""  # int32 little-endian [num_tokens]
 
 
 ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Tune | ExportBlocks | ImportBlocks | Shutdown

@@ -6,7 +6,7 @@ delivered tokens goes on exactly where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from dragoman_agent.engine.messages import Stop
@@ -99,3 +99,15 @@ class OutputStream:
     @property
     def _strings_count(self) -> bool:
         return self.num_sent >= self._min_num_tokens
+
+
+def replay_ids(
+    token_ids: Sequence[int], stop_ids: Container[int], min_num_tokens: int, max_num_tokens: int
+) -> tuple[int, Piece]:
+    """`OutputStream.replay` for a choice without stop strings, whose text nobody needs here: tokens taken, and the end."""
+    for index, token_id in enumerate(token_ids):
+        if token_id in stop_ids and index >= min_num_tokens:
+            return index + 1, Piece("", "stop", None, token_id)
+        if index + 1 >= max_num_tokens:
+            return index + 1, Piece("", "length", None, None)
+    return len(token_ids), Piece("", "length" if max_num_tokens <= 0 else "", None, None)

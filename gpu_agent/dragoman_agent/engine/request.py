@@ -67,7 +67,7 @@ class Request:
     @property
     def num_sent_tokens(self) -> int:
         """Output tokens handed out over all choices, those delivered before a resume included."""
-        return self.num_delivered_tokens + sum(s.output.num_sent for s in self.sequences if s.output is not None)
+        return self.num_delivered_tokens + sum(s.num_sent for s in self.sequences)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +93,7 @@ class Sequence:
     credit_since: float | None = None  # since when it is out of credit
     stop_ids: frozenset[int] = frozenset()
     min_num_tokens: int = 0  # prompt and output tokens before a stop id counts
+    key: int = -1  # 0 or more: its tokens leave as columns under this key as they are taken, and it has no `output`
     output: OutputStream | None = None
     form: Form | None = None  # where it stands in its grammar
 
@@ -108,6 +109,13 @@ class Sequence:
     def num_output(self) -> int:
         """Output tokens so far; also the cursor of the next one."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_sent(self) -> int:
+        """Cursor of the next token to be handed out."""
+        if self.key >= 0:
+            return self.num_output
+        return 0 if self.output is None else self.output.num_sent
 
     @property
     def num_tokens(self) -> int:
@@ -163,6 +171,7 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
     hasher = PageHasher(root, page_size)
     num_prompt = len(message.prompt_ids)
     stop = request.stop
+    key = -1 if isinstance(message, StartEmbed) else message.key
     for choice in range(request.num_choices):
         delivered: list[int] = []
         if not isinstance(message, StartEmbed):
@@ -180,6 +189,7 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
                 hasher=hasher.copy(),
                 stop_ids=frozenset((*stop.stop_token_ids, *stop.eos_token_ids)),
                 min_num_tokens=num_prompt + stop.min_output_tokens,
+                key=key + choice if key >= 0 else -1,
             )
         )
     request.num_unfinished = len(request.sequences)
