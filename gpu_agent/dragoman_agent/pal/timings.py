@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 TIMINGS_SCHEMA_VERSION = 1
@@ -22,6 +22,7 @@ class Timings:
     fingerprint: str  # of the profile
     kernel_hash: str  # of the kernels' source and compiler
     seconds: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)  # keys that cannot run on this device, and why
 
     def get(self, key: str) -> float | None:
         """Seconds of `key`; None where it was not timed."""
@@ -29,7 +30,15 @@ class Timings:
 
     def with_seconds(self, more: Mapping[str, float]) -> Timings:
         """A copy in which `more` is added or replaces."""
-        return Timings(self.fingerprint, self.kernel_hash, {**self.seconds, **more})
+        return replace(self, seconds={**self.seconds, **more})
+
+    def with_failed(self, more: Mapping[str, str]) -> Timings:
+        """A copy that also knows why each of `more` cannot run."""
+        return replace(self, failed={**self.failed, **more})
+
+    def knows(self, key: str) -> bool:
+        """Whether nothing is left to find out about `key`."""
+        return key in self.seconds or key in self.failed
 
     def to_json(self) -> str:
         """The file's text; keys sorted, so that equal timings are equal files."""
@@ -38,6 +47,7 @@ class Timings:
             "fingerprint": self.fingerprint,
             "kernel_hash": self.kernel_hash,
             "seconds": dict(sorted(self.seconds.items())),
+            "failed": dict(sorted(self.failed.items())),
         }
         return json.dumps(body, indent=1) + "\n"
 
@@ -51,7 +61,10 @@ class Timings:
                     f"timings {origin}: schema version {body['schema_version']}, this version reads "
                     f"{TIMINGS_SCHEMA_VERSION}; delete the file, it is made again at the next start"
                 )
-            return cls(_text(body["fingerprint"]), _text(body["kernel_hash"]), _seconds(body["seconds"]))
+            failed = body.get("failed", {})  # files of before it was kept have none
+            return cls(
+                _text(body["fingerprint"]), _text(body["kernel_hash"]), _seconds(body["seconds"]), _reasons(failed)
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise TimingsError(
                 f"timings {origin}: not timings ({type(error).__name__}: {error}); "
@@ -63,6 +76,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"a text was expected, got {value!r}")
     return value
+
+
+def _reasons(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise TypeError("failed is no object")
+    return {key: _text(reason) for key, reason in value.items()}
 
 
 def _seconds(value: Any) -> dict[str, float]:

@@ -28,6 +28,14 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 600.0
 _MAX_COMPILERS = 12
 _CASES_A_COMPILER = 4  # fewer are not worth a process, which takes seconds to start
+# Errors that say what a device can never do. Others may pass: no memory beside a neighbour, a device that has failed.
+_LASTING_ERRORS = (
+    "OutOfResources",
+    "CompilationError",
+    "CompileTimeAssertionError",
+    "ValueError",
+    "NotImplementedError",
+)
 
 
 Case = TuningCase | LayerCase
@@ -76,29 +84,33 @@ def tune(
 ) -> Timings:
     """Time the `cases` that `held` lacks on CUDA device `index`, and keep them. Raises TuningError.
 
-    A case that cannot run on this device is left out with its reason in the log: it is then not chosen.
+    A case that cannot run on this device is not chosen; why is kept too, so that later starts do not try it again.
     """
-    missing = [case for case in cases if held.get(case.key) is None]
+    missing = [case for case in cases if not held.knows(case.key)]
     if not missing:
         return held
     progress(f"timing {len(missing)} kernels, once for this device and model")
     started = time.monotonic()
     _compile(missing, index)
     found: dict[str, float] = {}
+    failed: dict[str, str] = {}
     for line in _run(missing, index).splitlines():
         answer = json.loads(line)
         if "seconds" in answer:
             found[answer["key"]] = float(answer["seconds"])
         else:
             logger.info("%s cannot run on this device: %s", answer["key"], answer["error"])
+            if str(answer["error"]).startswith(_LASTING_ERRORS):
+                failed[answer["key"]] = str(answer["error"])
     if not found and len(missing) == len(cases):
         raise TuningError(
             f"none of {len(missing)} kernels could be timed on GPU {index}; run with --log-level debug for the reasons, "
             "or plan from the profile alone with --tune off"
         )
-    timings = held.with_seconds(found)
+    timings = held.with_seconds(found).with_failed(failed)
     _save(timings, cache_dir)
-    progress(f"{len(found)} of {len(missing)} kernels timed in {time.monotonic() - started:.0f} s")
+    lost = f", {len(missing) - len(found)} cannot run" if len(found) < len(missing) else ""
+    progress(f"{len(found)} of {len(missing)} kernels timed in {time.monotonic() - started:.0f} s{lost}")
     return timings
 
 

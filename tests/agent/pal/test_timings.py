@@ -26,6 +26,14 @@ def test_new_times_replace_old_ones() -> None:
     assert (timings.get("a"), timings.get("b"), timings.get("c")) == (2.0, 3.0, None)
 
 
+def test_what_cannot_run_is_kept_with_its_reason() -> None:
+    timings = Timings("f", "k", {"a": 1.0}).with_failed({"b": "OutOfResources: shared memory"})
+    read = Timings.from_json(timings.to_json(), "file")
+    assert read == timings and read.failed["b"].startswith("OutOfResources")
+    assert [read.knows(key) for key in "abc"] == [True, True, False] and read.get("b") is None
+    assert Timings.from_json(json.dumps(GOOD), "of before").failed == {}
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -36,6 +44,8 @@ def test_new_times_replace_old_ones() -> None:
         ({"seconds": {"a": True}}, "a is no number"),
         ({"seconds": {"a": "fast"}}, "a is no number"),
         ({"seconds": [1]}, "no object"),
+        ({"failed": [1]}, "failed is no object"),
+        ({"failed": {"a": 1}}, "a text was expected"),
         ({"fingerprint": 7}, "a text was expected"),
         ({"kernel_hash": None}, "a text was expected"),
     ],

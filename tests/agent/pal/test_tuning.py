@@ -61,6 +61,22 @@ def test_a_kernel_that_cannot_run_is_left_out(script: Script, tmp_path: Path) ->
     assert timings.get(CASES[0].key) is None and timings.get(CASES[1].key) == 3e-6
 
 
+def test_what_can_never_run_is_not_tried_again_but_what_may_pass_is(script: Script, tmp_path: Path) -> None:
+    script(
+        "for case, error in zip(cases, ('OutOfResources: shared memory', 'OutOfMemoryError: CUDA out of memory')):\n"
+        "    print(json.dumps({'key': case['key'], 'error': error}))\n"
+        "print(json.dumps({'key': cases[2]['key'], 'seconds': 3e-6}))"
+    )
+    said: list[str] = []
+    tune(CASES, load_timings(tmp_path, "card"), tmp_path, 0, said.append)
+    assert "1 of 3 kernels timed" in said[1] and "2 cannot run" in said[1]
+    script(f"assert [c['key'] for c in cases] == ['{CASES[1].key}']\n{ANSWER}")
+    again = tune(CASES, load_timings(tmp_path, "card"), tmp_path, 0)
+    assert again.get(CASES[1].key) == 1e-6 and again.failed == {CASES[0].key: "OutOfResources: shared memory"}
+    script("sys.exit('nothing is to be timed')")
+    assert tune(CASES, load_timings(tmp_path, "card"), tmp_path, 0) == again
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
