@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_NUM_CHOICES, MAX_RESUMES
+from dragoman.limits import MAX_EMBED_TOKENS, MAX_NUM_CHOICES, MAX_NUM_INPUTS, MAX_RESUMES
 from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman.v1 import error_pb2
 from dragoman_controller.candidates import Shape
@@ -59,6 +59,7 @@ class AdmissionRequest:
     priority: Priority = Priority.STANDARD
     tenant: str = ""
     num_choices: int = 1
+    num_inputs: int = 0  # to embed; 0 is a generation. Tokens and bytes of the prompt are over all of them
     max_queue_wait_seconds: float | None = None
     deadline_seconds: float | None = None
     resume: Resume | None = None
@@ -76,14 +77,20 @@ class AdmissionRequest:
         return max(1, int(self.prompt_bytes / bytes_per_token)) + delivered
 
     def min_context_tokens(self) -> int:
-        """Least context that can hold the request: its prompt and one token. 1 where only bytes are known."""
-        return 1 if self.prompt_tokens is None else self.prompt_tokens + 1
+        """Least context that can hold the request: its prompt and one token, of inputs to embed the longest that there must
+        be. 1 where only bytes are known."""
+        if self.prompt_tokens is None:
+            return 1
+        return -(-self.prompt_tokens // self.num_inputs) if self.num_inputs else self.prompt_tokens + 1
 
     def max_prompt_tokens(self, max_context_tokens: int) -> int:
         """Upper bound of the prompt that the ticket allows."""
         if self.prompt_tokens is not None:
             return self.prompt_tokens
-        return min(self.prompt_bytes + NUM_ADDED_TOKENS, max_context_tokens)
+        if not self.num_inputs:
+            return min(self.prompt_bytes + NUM_ADDED_TOKENS, max_context_tokens)
+        most = min(max_context_tokens * self.num_inputs, MAX_EMBED_TOKENS)
+        return min(self.prompt_bytes + NUM_ADDED_TOKENS * self.num_inputs, most)
 
     def output_tokens(self, max_context_tokens: int) -> int:
         """Tokens a choice may generate: the asked-for number, clamped to the room the prompt leaves."""
@@ -138,6 +145,13 @@ def validate(request: AdmissionRequest, needs_id: bool = True) -> None:
         raise _invalid(
             "prompt_digest",
             f"prompt_digest has {len(request.prompt_digest)} bytes, must be the {DIGEST_BYTES} of the prompt's SHA-256",
+        )
+    if request.num_inputs > MAX_NUM_INPUTS:
+        raise _invalid("num_inputs", f"num_inputs is {request.num_inputs}, at most {MAX_NUM_INPUTS} are allowed")
+    if request.num_inputs and (request.prompt_tokens or 0) > MAX_EMBED_TOKENS:
+        raise _invalid(
+            "prompt_tokens",
+            f"prompt_tokens is {request.prompt_tokens}, at most {MAX_EMBED_TOKENS} may be embedded in one request: send several",
         )
     if request.num_choices > MAX_NUM_CHOICES:
         raise _invalid("num_choices", f"num_choices is {request.num_choices}, at most {MAX_NUM_CHOICES} are allowed")

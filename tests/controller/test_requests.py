@@ -50,3 +50,23 @@ def test_sizes_that_are_not_told_are_predicted(bench: Any) -> None:
     assert request.predicted_prompt_tokens() == 100
     assert request.predicted_output_tokens() == DEFAULT_OUTPUT_TOKENS
     assert request.min_context_tokens() == 1
+
+
+def test_inputs_to_embed_are_bounded_together(bench: Any) -> None:
+    told = bench.request("r", prompt_tokens=65_536, num_inputs=512)
+    assert told.min_context_tokens() == 128  # the longest has at least the mean
+    assert told.max_prompt_tokens(512) == 65_536
+    unknown = bench.request("r", prompt_tokens=None, prompt_bytes=600, num_inputs=100)
+    assert unknown.max_prompt_tokens(512) == 600 + 16 * 100
+    assert bench.request("r", prompt_tokens=None, prompt_bytes=10**6, num_inputs=3).max_prompt_tokens(512) == 3 * 512
+    assert (
+        bench.request("r", prompt_tokens=None, prompt_bytes=10**9, num_inputs=2048).max_prompt_tokens(32_768) < 1 << 21
+    )
+    validate(bench.request("r", prompt_tokens=1 << 20, num_inputs=2048))
+    for wrong, param in (
+        ({"num_inputs": 2049}, "num_inputs"),
+        ({"num_inputs": 2, "prompt_tokens": 1 << 21}, "prompt_tokens"),
+    ):
+        with pytest.raises(DragomanError) as raised:
+            validate(bench.request("r", **wrong))
+        assert raised.value.metadata["param"] == param

@@ -110,7 +110,9 @@ type AcquireTicketRequest struct {
 	// Time the request may take once it is accepted; unset is no deadline.
 	Deadline *durationpb.Duration `protobuf:"bytes,12,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	// Set when this continues a stream.
-	Resume        *ResumeRequest `protobuf:"bytes,13,opt,name=resume,proto3" json:"resume,omitempty"`
+	Resume *ResumeRequest `protobuf:"bytes,13,opt,name=resume,proto3" json:"resume,omitempty"`
+	// Inputs to embed, where this is for Embed: tokens and bytes of the prompt are over all of them. 0 means a generation.
+	NumInputs     uint32 `protobuf:"varint,14,opt,name=num_inputs,json=numInputs,proto3" json:"num_inputs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -234,6 +236,13 @@ func (x *AcquireTicketRequest) GetResume() *ResumeRequest {
 		return x.Resume
 	}
 	return nil
+}
+
+func (x *AcquireTicketRequest) GetNumInputs() uint32 {
+	if x != nil {
+		return x.NumInputs
+	}
+	return 0
 }
 
 // Which stream is to be continued.
@@ -1049,7 +1058,7 @@ var File_dragoman_v1_admission_service_proto protoreflect.FileDescriptor
 
 const file_dragoman_v1_admission_service_proto_rawDesc = "" +
 	"\n" +
-	"#dragoman/v1/admission_service.proto\x12\vdragoman.v1\x1a\x17dragoman/v1/error.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb6\x04\n" +
+	"#dragoman/v1/admission_service.proto\x12\vdragoman.v1\x1a\x17dragoman/v1/error.proto\x1a\x1egoogle/protobuf/duration.proto\"\xd5\x04\n" +
 	"\x14AcquireTicketRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -1066,7 +1075,9 @@ const file_dragoman_v1_admission_service_proto_rawDesc = "" +
 	"\vnum_choices\x18\v \x01(\rR\n" +
 	"numChoices\x125\n" +
 	"\bdeadline\x18\f \x01(\v2\x19.google.protobuf.DurationR\bdeadline\x122\n" +
-	"\x06resume\x18\r \x01(\v2\x1a.dragoman.v1.ResumeRequestR\x06resumeB\x10\n" +
+	"\x06resume\x18\r \x01(\v2\x1a.dragoman.v1.ResumeRequestR\x06resume\x12\x1d\n" +
+	"\n" +
+	"num_inputs\x18\x0e \x01(\rR\tnumInputsB\x10\n" +
 	"\x0e_prompt_tokens\"\x95\x01\n" +
 	"\rResumeRequest\x12!\n" +
 	"\forigin_epoch\x18\x01 \x01(\x06R\voriginEpoch\x12&\n" +

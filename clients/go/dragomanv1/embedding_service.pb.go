@@ -35,7 +35,12 @@ type EmbedRequest struct {
 	// The inputs; all of one kind or mixed, in order.
 	Inputs []*EmbedInput `protobuf:"bytes,4,rep,name=inputs,proto3" json:"inputs,omitempty"`
 	// Length of the vectors: cut, then normalised again; unset means the model's width.
-	Dimensions    *uint32 `protobuf:"varint,5,opt,name=dimensions,proto3,oneof" json:"dimensions,omitempty"`
+	Dimensions *uint32 `protobuf:"varint,5,opt,name=dimensions,proto3,oneof" json:"dimensions,omitempty"`
+	// Which of the model's own prompts goes before each text, such as "query"; unset means the files' default. Texts only.
+	PromptName *string `protobuf:"bytes,6,opt,name=prompt_name,json=promptName,proto3,oneof" json:"prompt_name,omitempty"`
+	// The task of the queries that the texts are: goes before each in the form that the model was trained with. Texts only,
+	// and not with prompt_name.
+	Instruction   *string `protobuf:"bytes,7,opt,name=instruction,proto3,oneof" json:"instruction,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -103,6 +108,20 @@ func (x *EmbedRequest) GetDimensions() uint32 {
 		return *x.Dimensions
 	}
 	return 0
+}
+
+func (x *EmbedRequest) GetPromptName() string {
+	if x != nil && x.PromptName != nil {
+		return *x.PromptName
+	}
+	return ""
+}
+
+func (x *EmbedRequest) GetInstruction() string {
+	if x != nil && x.Instruction != nil {
+		return *x.Instruction
+	}
+	return ""
 }
 
 // One input.
@@ -297,7 +316,7 @@ var File_dragoman_v1_embedding_service_proto protoreflect.FileDescriptor
 
 const file_dragoman_v1_embedding_service_proto_rawDesc = "" +
 	"\n" +
-	"#dragoman/v1/embedding_service.proto\x12\vdragoman.v1\x1a\x18dragoman/v1/tokens.proto\"\xcb\x01\n" +
+	"#dragoman/v1/embedding_service.proto\x12\vdragoman.v1\x1a\x18dragoman/v1/tokens.proto\"\xb8\x02\n" +
 	"\fEmbedRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12!\n" +
@@ -306,8 +325,13 @@ const file_dragoman_v1_embedding_service_proto_rawDesc = "" +
 	"\x06inputs\x18\x04 \x03(\v2\x17.dragoman.v1.EmbedInputR\x06inputs\x12#\n" +
 	"\n" +
 	"dimensions\x18\x05 \x01(\rH\x00R\n" +
-	"dimensions\x88\x01\x01B\r\n" +
-	"\v_dimensions\"a\n" +
+	"dimensions\x88\x01\x01\x12$\n" +
+	"\vprompt_name\x18\x06 \x01(\tH\x01R\n" +
+	"promptName\x88\x01\x01\x12%\n" +
+	"\vinstruction\x18\a \x01(\tH\x02R\vinstruction\x88\x01\x01B\r\n" +
+	"\v_dimensionsB\x0e\n" +
+	"\f_prompt_nameB\x0e\n" +
+	"\f_instruction\"a\n" +
 	"\n" +
 	"EmbedInput\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x124\n" +

@@ -139,15 +139,25 @@ class AsyncClient:
         *,
         model: str | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
+        instruction: str | None = None,
         deadline: float | None = None,
     ) -> Embeddings:
-        """One vector a text (or list of token ids), in order; `dimensions` cuts them and normalises again."""
+        """One vector a text (or list of token ids), in order; `dimensions` cuts them and normalises again.
+
+        Before each text goes the model's own prompt of that name, such as "query", or `instruction`, the task of the queries
+        that the texts are, in the form that the model was trained with.
+        """
         inputs = [texts] if isinstance(texts, str) else list(texts)
         if not inputs:
             raise invalid("texts", "is empty; give at least one text")
         until = None if deadline is None else time.monotonic() + read_seconds("deadline", deadline)
         request = embedding_service_pb2.EmbedRequest(
-            request_id=str(uuid.uuid4()), model=await self._directory.resolve(model), dimensions=dimensions
+            request_id=str(uuid.uuid4()),
+            model=await self._directory.resolve(model),
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            instruction=instruction,
         )
         acquire = self._embed_inputs(request, inputs)
         grant = await self._context.admission.acquire(acquire, _left(until))
@@ -310,6 +320,7 @@ class AsyncClient:
             max_output_tokens=1,
             prompt_bytes=max(num_bytes, 1),
             prompt_digest=prompt_digest_of_inputs(digests),
+            num_inputs=len(inputs),
             tenant=self._tenant,
         )
 

@@ -180,10 +180,24 @@ class Client:
         *,
         model: str | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
+        instruction: str | None = None,
         deadline: float | None = None,
     ) -> Embeddings:
-        """One vector a text (or list of token ids), in order; `dimensions` cuts them and normalises again."""
-        return self._loop.run(self._client.embed(texts, model=model, dimensions=dimensions, deadline=deadline))
+        """One vector a text (or list of token ids), in order; `dimensions` cuts them and normalises again.
+
+        Before each text goes the model's own prompt of that name, such as "query", or `instruction`, the task of the queries
+        that the texts are, in the form that the model was trained with.
+        """
+        call = self._client.embed(
+            texts,
+            model=model,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            instruction=instruction,
+            deadline=deadline,
+        )
+        return self._loop.run(call)
 
     def tokenize(
         self,

@@ -48,6 +48,7 @@ def admission_request(message: admission_service_pb2.AcquireTicketRequest) -> Ad
         priority=priority,
         tenant=message.tenant,
         num_choices=message.num_choices or 1,
+        num_inputs=message.num_inputs,
         max_queue_wait_seconds=_seconds(message, "max_queue_wait"),
         deadline_seconds=_seconds(message, "deadline"),
         resume=resume,

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from dragoman.step_model import StepModel
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.model.embedding import QWEN3_EMBEDDING
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.generation import GenerationDefaults
 from dragoman_agent.pal.plan import MemoryLine, Plan
@@ -41,6 +42,7 @@ class NullModel:
             eos_token_ids=self.tokenizer.eos_token_ids,
         )
         self.generation = GenerationDefaults(eos_token_ids=self.tokenizer.eos_token_ids)
+        self.embedding = QWEN3_EMBEDDING
         self.digest = hashlib.sha256(f"null model {name} {self.tokenizer.digest}".encode()).hexdigest()
         self.total_bytes = 0
         self.random_seed: int | None = None

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.embedded import EMBEDDED_BYTES, EMBEDDED_DEFAULTS, EMBEDDED_DIGEST, EMBEDDED_NAME
+from dragoman_agent.model.embedding import EmbeddingSpec, embedding_of_gguf
 from dragoman_agent.model.generation import GenerationDefaults, read_beside
 from dragoman_agent.model.gguf import GgufFile, GgufTensor
 from dragoman_agent.model.gguf_tokenizer import end_token_ids, tokenizer_files_from_gguf
@@ -71,6 +72,7 @@ class GgufSource:
             self.generation = read_beside(path.parent, self.generation, token_ids)
         self.config: ModelConfig = config_from_gguf(self._file, self.name, self.generation.eos_token_ids)
         self._check_vocabulary(len(tokens))
+        self.embedding: EmbeddingSpec = embedding_of_gguf(metadata, self.config.architecture)
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:

@@ -81,6 +81,13 @@ class JsonObject:
             raise self.wrong(key, "a list of strings")
         return value
 
+    def names(self, key: str) -> list[str]:
+        """A string or a list of strings, [] when absent."""
+        if isinstance(self._value.get(key), list):
+            return self.texts(key) or []
+        name = self.text(key)
+        return [] if name is None else [name]
+
     def child(self, key: str) -> JsonObject | None:
         """An object, None when absent."""
         value = self._value.get(key)

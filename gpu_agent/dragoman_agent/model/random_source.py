@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.model.embedding import PLAIN, QWEN3_EMBEDDING, EmbeddingSpec
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.generation import GenerationDefaults, read_json
 from dragoman_agent.model.hf_config import config_from_hf
@@ -57,6 +58,7 @@ class RandomSource:
         config = config_from_hf(self.path, self._value, name, byte_tokenizer_files().eos_token_ids)
         self.config: ModelConfig = dataclasses.replace(config, bos_token_id=None)
         self.generation = GenerationDefaults(eos_token_ids=config.eos_token_ids)
+        self.embedding: EmbeddingSpec = QWEN3_EMBEDDING if name.startswith("qwen3-embedding") else PLAIN
         self._needed = needed_tensors(self.config)
 
     @cached_property

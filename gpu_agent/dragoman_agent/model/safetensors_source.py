@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.model.embedding import EmbeddingSpec, embedding_of_directory, spec_files
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.generation import GenerationDefaults, read_beside, read_json
 from dragoman_agent.model.hf_config import config_from_hf, head_is_tied
@@ -72,6 +73,7 @@ class SafetensorsSource:
         self.warnings = (*self._shards.warnings, *([warning] if warning else []))
         self.config: ModelConfig = dataclasses.replace(config, tied_embeddings=tied)
         self._tokenizer.check(self.config.vocab_size, self.generation.eos_token_ids)
+        self.embedding: EmbeddingSpec = embedding_of_directory(directory, config.hidden_size)
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
@@ -80,10 +82,13 @@ class SafetensorsSource:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) of config.json, the tokenizer and, file by file, the header and the first and last 4 KiB of
-        each tensor. Quick on large files; it tells models apart, it does not prove integrity.
+        """SHA-256 (hex) of config.json, the files on embedding, the tokenizer and, file by file, the header and the first
+        and last 4 KiB of each tensor. Quick on large files; it tells models apart, it does not prove integrity.
         """
         state = hashlib.sha256((self.path / "config.json").read_bytes())
+        for path in spec_files(self.path):
+            state.update(f"\0{path.relative_to(self.path)}\0".encode())
+            state.update(path.read_bytes())
         state.update(self.tokenizer.digest.encode())
         for name, file in sorted(self._shards.files.items()):
             state.update(f"\0{name}\0".encode())

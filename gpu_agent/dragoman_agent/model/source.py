@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.embedded import EMBEDDED_NAME, KNOWN_MODELS, embedded_path
+from dragoman_agent.model.embedding import EmbeddingSpec
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.generation import GenerationDefaults
 from dragoman_agent.model.gguf_source import GgufSource
@@ -30,6 +31,7 @@ class ModelSource(Protocol):
     name: str
     config: ModelConfig
     generation: GenerationDefaults
+    embedding: EmbeddingSpec
     random_seed: int | None  # of generated weights, which a device may make by itself; None for real files
 
     @property

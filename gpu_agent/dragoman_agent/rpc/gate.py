@@ -139,16 +139,34 @@ class Gate:
         self.check_open()
         self.check_new(command.request_id, command.num_choices if isinstance(command, Start) else 1)
         self.use_ticket(grant)
+        self._count_running(grant, 1)
         self._submit(command, grant, sink)
 
-    def admit_all(self, commands: list[StartEmbed], grant: Grant, sink: EventSink) -> None:
-        """The inputs of one embedding under one ticket: all or none."""
+    def admit_inputs(self, commands: list[StartEmbed], grant: Grant) -> int:
+        """Admit the inputs of one embedding under one ticket, all or none; how many may be in the engine at once.
+
+        The caller hands each to `submit_input`, and tells `drop_inputs` of those that will not come. So that others find a
+        place beside them, they take at most half of the queue.
+        """
         self.check_open()
+        capacity = self._capacity
+        room = capacity.max_num_seqs + capacity.max_num_waiting // 2 - self._engine.num_live_seqs
+        at_once = min(len(commands), 2 * capacity.max_num_seqs, max(room, 1))
         for command in commands:
-            self.check_new(command.request_id, len(commands))
+            self.check_new(command.request_id, at_once)
         self.use_ticket(grant)
-        for command in commands:
-            self._submit(command, grant, sink)
+        self._count_running(grant, len(commands))
+        return at_once
+
+    def submit_input(self, command: StartEmbed, grant: Grant, sink: EventSink) -> None:
+        """Hand one admitted input to the engine."""
+        self._submit(command, grant, sink)
+
+    def drop_inputs(self, num_inputs: int, grant: Grant) -> None:
+        """Inputs that were admitted and will not be submitted."""
+        if grant.jti and num_inputs:
+            self._running_jti[grant.jti] -= num_inputs - 1
+            self._end_one(grant, agent_registry_service_pb2.RequestOutcome(jti=grant.jti, incomplete=True))
 
     def use_ticket(self, grant: Grant) -> None:
         """Consume the ticket. Raises DragomanError when it was used meanwhile."""
@@ -161,10 +179,13 @@ class Gate:
             raise
         self._metrics.tickets.labels("accepted").inc()
 
+    def _count_running(self, grant: Grant, num_requests: int) -> None:
+        if grant.jti:
+            self._running_jti[grant.jti] += num_requests
+
     def _submit(self, command: Start | StartEmbed, grant: Grant, sink: EventSink) -> None:
         if grant.jti:
             self._grant_of[command.request_id] = grant
-            self._running_jti[grant.jti] += 1
         if isinstance(command, Start) and command.delivered:
             self._metrics.resumes.labels("accepted").inc()
         self._engine.submit(command, sink, partial(self._ended, len(command.prompt_ids)))
@@ -213,15 +234,19 @@ class Gate:
         grant = self._grant_of.pop(event.request_id, None)
         if grant is None:
             return
+        outcome = _outcome(grant.jti, event)
+        outcome.engine_lost = isinstance(event, Failed) and (
+            self._engine.was_lost or event.reason == error_pb2.ERROR_REASON_DEVICE_FAULT
+        )
+        self._end_one(grant, outcome)
+
+    def _end_one(self, grant: Grant, outcome: agent_registry_service_pb2.RequestOutcome) -> None:
+        """One engine request of a ticket has ended; `outcome` is the ticket's if it was the last."""
         jti = grant.jti
         self._running_jti[jti] -= 1
         if not self._running_jti[jti]:
             del self._running_jti[jti]
-            outcome = _outcome(jti, event)
             outcome.prompt_digest = grant.prompt_digest
-            outcome.engine_lost = isinstance(event, Failed) and (
-                self._engine.was_lost or event.reason == error_pb2.ERROR_REASON_DEVICE_FAULT
-            )
             self.on_outcome(outcome)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2, generation_service_pb2, tokenizer_service_pb2
+from dragoman_agent.model.embedding import PLAIN, EmbeddingSpec
 from dragoman_agent.rpc.refusal import invalid
 from dragoman_agent.rpc.validate import ModelLimits, SamplingDefaults, asked_output_tokens, context_exceeded
 from dragoman_text import ChatTemplate, TextTokenizer, TextTooLong, TokenizerFiles
@@ -28,6 +29,7 @@ class ServedModel:
     digest: bytes  # 32 bytes
     limits: ModelLimits
     tokenizer: TextTokenizer
+    embedding: EmbeddingSpec = PLAIN
 
     @property
     def files(self) -> TokenizerFiles:
@@ -151,4 +153,5 @@ def served_model(
             ),
         ),
         tokenizer=TextTokenizer.from_files(files),
+        embedding=source.embedding,
     )

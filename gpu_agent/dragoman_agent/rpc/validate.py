@@ -28,7 +28,7 @@ MAX_DEADLINE_SECONDS = 30 * 86400.0
 DEFAULT_CREDIT = 256
 # Tighter values overflow float32 logits; looser ones change nothing any more.
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
-_PRIORITIES: dict[int, int] = {
+PRIORITIES: dict[int, int] = {  # of a ticket -> the engine's classes
     admission_service_pb2.PRIORITY_INTERACTIVE: 0,
     admission_service_pb2.PRIORITY_UNSPECIFIED: 1,
     admission_service_pb2.PRIORITY_STANDARD: 1,
@@ -133,7 +133,7 @@ def build_start(
         sampling=sampling,
         stop=stop,
         num_choices=num_choices,
-        priority=_PRIORITIES.get(grant.priority, 1),
+        priority=PRIORITIES.get(grant.priority, 1),
         tenant=grant.tenant,
         deadline_seconds=_deadline(request, grant, call_seconds_left),
         credit=request.initial_credit if request.HasField("initial_credit") else DEFAULT_CREDIT,

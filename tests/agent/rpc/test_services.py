@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -36,7 +37,7 @@ from dragoman.v1.tokenizer_service_pb2 import (
     TokenizeRequest,
 )
 from dragoman.v1.tokens_pb2 import TokenIds
-from dragoman_agent.rpc.embedding import check_shape, unit_vector
+from dragoman_agent.rpc.embedding import check_shape, unit_vectors
 from dragoman_text import TextTokenizer, TokenizerFiles
 
 
@@ -84,6 +85,53 @@ async def test_b23_dimensions_are_cut_and_normalised_again(channel: grpc.aio.Cha
         assert (error.reason_name, error.metadata["param"]) == ("invalid_request", "dimensions")
 
 
+async def test_prompts_go_before_texts_in_the_models_form(channel: grpc.aio.Channel) -> None:
+    query = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+    (asked,) = await embed(channel, "hello", prompt_name="query")
+    assert [asked] == await embed(channel, query + "hello") == await embed(channel, list(f"{query}hello".encode()))
+    assert await embed(channel, "hello", prompt_name="document") == await embed(channel, "hello") != [asked]
+    (tasked,) = await embed(channel, "hello", instruction="Find {} greetings")
+    assert [tasked] == await embed(channel, "Instruct: Find {} greetings\nQuery:hello")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"prompt_name": "passage"}, "prompt_name", "known: query, document"),
+        ({"prompt_name": ""}, "prompt_name", "do not have"),
+        ({"instruction": " "}, "instruction", "empty"),
+        ({"instruction": "x" * 4097}, "instruction", "at most 4096"),
+        ({"instruction": "x", "prompt_name": "query"}, "instruction", "send one of them"),
+    ],
+)
+async def test_prompts_that_cannot_be(
+    channel: grpc.aio.Channel, fields: dict[str, str], param: str, words: str
+) -> None:
+    stub = embedding_service_pb2_grpc.EmbeddingServiceStub(channel)
+    error = await error_of(stub.Embed(embed_request("hello", **fields)))
+    assert (error.reason_name, error.metadata["param"]) == ("invalid_request", param)
+    assert words in error.message
+    mixed = await error_of(stub.Embed(embed_request("hello", [1, 2], prompt_name="query")))
+    assert (mixed.metadata["param"], "token ids" in mixed.message) == ("prompt_name", True)
+
+
+async def test_more_inputs_than_the_engine_takes_at_once(channel: grpc.aio.Channel) -> None:
+    vectors = await embed(channel, *[[1 + index % 250, 2 + index // 250] for index in range(2048)])
+    assert len({tuple(vector) for vector in vectors}) == 2048
+    assert (await embed(channel, [1 + 777 % 250, 2 + 777 // 250]))[0] == vectors[777]
+
+
+async def test_one_request_id_is_under_way_once(channel: grpc.aio.Channel) -> None:
+    stub = embedding_service_pb2_grpc.EmbeddingServiceStub(channel)
+    request = embed_request(*[[index % 250] for index in range(2000)])
+    answers = await asyncio.gather(*(stub.Embed(request) for _ in range(3)), return_exceptions=True)
+    errors = [from_rpc_error(answer) for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert {error.reason_name for error in errors} == {"duplicate_request"}
+    assert len(errors) == 2
+    assert [len(answer.embeddings) for answer in answers if isinstance(answer, EmbedResponse)] == [2000]
+    assert len((await stub.Embed(request)).embeddings) == 2000  # the id is free again
+
+
 @pytest.mark.parametrize(
     ("inputs", "reason", "param"),
     [
@@ -92,7 +140,7 @@ async def test_b23_dimensions_are_cut_and_normalised_again(channel: grpc.aio.Cha
         (["a", ""], "invalid_request", "inputs[1].text"),
         ([[1], []], "invalid_request", "inputs[1]"),
         ([[1, 2], [5, 999_999]], "invalid_request", "inputs[1].token_ids.ids[1]"),
-        (["ok", "x" * 32_768], "context_exceeded", "inputs[1]"),
+        (["ok", "x" * 32_769], "context_exceeded", "inputs[1]"),
         ([[1]] * 2049, "invalid_request", "inputs"),
     ],
 )
@@ -114,13 +162,14 @@ def test_a_reply_that_no_message_holds_is_refused_before_it_is_computed() -> Non
     assert EmbedResponse(embeddings=vectors, prompt_tokens=2**31).ByteSize() <= MAX_MESSAGE_BYTES
 
 
-def test_unit_vector_refuses_what_has_no_direction() -> None:
-    assert unit_vector([3.0, 4.0], None) == [0.6, 0.8]
-    assert unit_vector([3.0, 4.0], 1) == [1.0]
+def test_unit_vectors_refuse_what_has_no_direction() -> None:
+    whole = unit_vectors([[3.0, 4.0], [0.0, -2.0]], None)
+    np.testing.assert_allclose(whole, [[0.6, 0.8], [0.0, -1.0]], rtol=1e-7)
+    assert unit_vectors([[3.0, 4.0]], 1).tolist() == [[1.0]]
     for bad in ([0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]):
         with pytest.raises(DragomanError) as caught:
-            unit_vector(bad, None)
-        assert caught.value.reason_name == "non_finite_logits"
+            unit_vectors([[1.0, 0.0], bad], None)
+        assert (caught.value.reason_name, caught.value.metadata["param"]) == ("non_finite_logits", "inputs[1]")
 
 
 async def test_tokenize_and_back(channel: grpc.aio.Channel) -> None:

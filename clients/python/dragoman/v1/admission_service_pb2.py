@@ -26,7 +26,7 @@ from dragoman.v1 import error_pb2 as dragoman_dot_v1_dot_error__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#dragoman/v1/admission_service.proto\x12\x0b\x64ragoman.v1\x1a\x17\x64ragoman/v1/error.proto\x1a\x1egoogle/protobuf/duration.proto\"\x9f\x03\n\x14\x41\x63quireTicketRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\rprompt_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11max_output_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x03(\x06\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.dragoman.v1.Priority\x12\x31\n\x0emax_queue_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cprompt_bytes\x18\x08 \x01(\x04\x12\x15\n\rprompt_digest\x18\t \x01(\x0c\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x13\n\x0bnum_choices\x18\x0b \x01(\r\x12+\n\x08\x64\x65\x61\x64line\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x06resume\x18\r \x01(\x0b\x32\x1a.dragoman.v1.ResumeRequestB\x10\n\x0e_prompt_tokens\"d\n\rResumeRequest\x12\x14\n\x0corigin_epoch\x18\x01 \x01(\x06\x12\x17\n\x0forigin_agent_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0b\x66rom_cursor\x18\x04 \x01(\x04\"\x94\x01\n\x15\x41\x63quireTicketResponse\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.dragoman.v1.Ticket\x12,\n\x0f\x66\x61llback_ticket\x18\x02 \x01(\x0b\x32\x13.dragoman.v1.Ticket\x12(\n\x05quote\x18\x03 \x01(\x0b\x32\x19.dragoman.v1.LatencyQuote\"b\n\x0c\x41\x64mitRequest\x12\x33\n\x08requests\x18\x01 \x03(\x0b\x32!.dragoman.v1.AcquireTicketRequest\x12\x1d\n\x15\x61\x62\x61ndoned_request_ids\x18\x02 \x03(\t\";\n\rAdmitResponse\x12*\n\nadmissions\x18\x01 \x03(\x0b\x32\x16.dragoman.v1.Admission\"\xbc\x01\n\tAdmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x35\n\x07granted\x18\x02 \x01(\x0b\x32\".dragoman.v1.AcquireTicketResponseH\x00\x12+\n\x07refused\x18\x03 \x01(\x0b\x32\x18.dragoman.v1.ErrorDetailH\x00\x12,\n\x06queued\x18\x04 \x01(\x0b\x32\x1a.dragoman.v1.QueuePositionH\x00\x42\t\n\x07outcome\"T\n\rQueuePosition\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x31\n\x0epredicted_wait\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9d\x01\n\x06Ticket\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12-\n\nusable_for\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x16\x65xpected_cached_tokens\x18\x04 \x01(\r\x12\x10\n\x08\x61gent_id\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x06\"\xb4\x01\n\x0cLatencyQuote\x12\x39\n\x13time_to_first_token\x18\x01 \x01(\x0b\x32\x1c.dragoman.v1.LatencyEstimate\x12;\n\x15time_per_output_token\x18\x02 \x01(\x0b\x32\x1c.dragoman.v1.LatencyEstimate\x12,\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1c.dragoman.v1.LatencyEstimate\"\x8e\x01\n\x0fLatencyEstimate\x12+\n\x08\x65xpected\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03p10\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03p90\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"%\n\x14ReleaseTicketRequest\x12\r\n\x05token\x18\x01 \x01(\x0c\"\x17\n\x15ReleaseTicketResponse\"B\n\x0cQuoteRequest\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.dragoman.v1.AcquireTicketRequest\"K\n\rQuoteResponse\x12(\n\x05quote\x18\x01 \x01(\x0b\x32\x19.dragoman.v1.LatencyQuote\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t*i\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x15\n\x11PRIORITY_STANDARD\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03\x32\xc6\x02\n\x10\x41\x64missionService\x12V\n\rAcquireTicket\x12!.dragoman.v1.AcquireTicketRequest\x1a\".dragoman.v1.AcquireTicketResponse\x12\x42\n\x05\x41\x64mit\x12\x19.dragoman.v1.AdmitRequest\x1a\x1a.dragoman.v1.AdmitResponse(\x01\x30\x01\x12V\n\rReleaseTicket\x12!.dragoman.v1.ReleaseTicketRequest\x1a\".dragoman.v1.ReleaseTicketResponse\x12>\n\x05Quote\x12\x19.dragoman.v1.QuoteRequest\x1a\x1a.dragoman.v1.QuoteResponseBB\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#dragoman/v1/admission_service.proto\x12\x0b\x64ragoman.v1\x1a\x17\x64ragoman/v1/error.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x03\n\x14\x41\x63quireTicketRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\rprompt_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11max_output_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x03(\x06\x12\'\n\x08priority\x18\x06 \x01(\x0e\x32\x15.dragoman.v1.Priority\x12\x31\n\x0emax_queue_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cprompt_bytes\x18\x08 \x01(\x04\x12\x15\n\rprompt_digest\x18\t \x01(\x0c\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x13\n\x0bnum_choices\x18\x0b \x01(\r\x12+\n\x08\x64\x65\x61\x64line\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x06resume\x18\r \x01(\x0b\x32\x1a.dragoman.v1.ResumeRequest\x12\x12\n\nnum_inputs\x18\x0e \x01(\rB\x10\n\x0e_prompt_tokens\"d\n\rResumeRequest\x12\x14\n\x0corigin_epoch\x18\x01 \x01(\x06\x12\x17\n\x0forigin_agent_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0b\x66rom_cursor\x18\x04 \x01(\x04\"\x94\x01\n\x15\x41\x63quireTicketResponse\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.dragoman.v1.Ticket\x12,\n\x0f\x66\x61llback_ticket\x18\x02 \x01(\x0b\x32\x13.dragoman.v1.Ticket\x12(\n\x05quote\x18\x03 \x01(\x0b\x32\x19.dragoman.v1.LatencyQuote\"b\n\x0c\x41\x64mitRequest\x12\x33\n\x08requests\x18\x01 \x03(\x0b\x32!.dragoman.v1.AcquireTicketRequest\x12\x1d\n\x15\x61\x62\x61ndoned_request_ids\x18\x02 \x03(\t\";\n\rAdmitResponse\x12*\n\nadmissions\x18\x01 \x03(\x0b\x32\x16.dragoman.v1.Admission\"\xbc\x01\n\tAdmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x35\n\x07granted\x18\x02 \x01(\x0b\x32\".dragoman.v1.AcquireTicketResponseH\x00\x12+\n\x07refused\x18\x03 \x01(\x0b\x32\x18.dragoman.v1.ErrorDetailH\x00\x12,\n\x06queued\x18\x04 \x01(\x0b\x32\x1a.dragoman.v1.QueuePositionH\x00\x42\t\n\x07outcome\"T\n\rQueuePosition\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x31\n\x0epredicted_wait\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9d\x01\n\x06Ticket\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x14\n\x0c\x64\x61ta_address\x18\x02 \x01(\t\x12-\n\nusable_for\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x16\x65xpected_cached_tokens\x18\x04 \x01(\r\x12\x10\n\x08\x61gent_id\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x06\"\xb4\x01\n\x0cLatencyQuote\x12\x39\n\x13time_to_first_token\x18\x01 \x01(\x0b\x32\x1c.dragoman.v1.LatencyEstimate\x12;\n\x15time_per_output_token\x18\x02 \x01(\x0b\x32\x1c.dragoman.v1.LatencyEstimate\x12,\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1c.dragoman.v1.LatencyEstimate\"\x8e\x01\n\x0fLatencyEstimate\x12+\n\x08\x65xpected\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03p10\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03p90\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"%\n\x14ReleaseTicketRequest\x12\r\n\x05token\x18\x01 \x01(\x0c\"\x17\n\x15ReleaseTicketResponse\"B\n\x0cQuoteRequest\x12\x32\n\x07request\x18\x01 \x01(\x0b\x32!.dragoman.v1.AcquireTicketRequest\"K\n\rQuoteResponse\x12(\n\x05quote\x18\x01 \x01(\x0b\x32\x19.dragoman.v1.LatencyQuote\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t*i\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x15\n\x11PRIORITY_STANDARD\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03\x32\xc6\x02\n\x10\x41\x64missionService\x12V\n\rAcquireTicket\x12!.dragoman.v1.AcquireTicketRequest\x1a\".dragoman.v1.AcquireTicketResponse\x12\x42\n\x05\x41\x64mit\x12\x19.dragoman.v1.AdmitRequest\x1a\x1a.dragoman.v1.AdmitResponse(\x01\x30\x01\x12V\n\rReleaseTicket\x12!.dragoman.v1.ReleaseTicketRequest\x1a\".dragoman.v1.ReleaseTicketResponse\x12>\n\x05Quote\x12\x19.dragoman.v1.QuoteRequest\x1a\x1a.dragoman.v1.QuoteResponseBB\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,36 +34,36 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dragoman.v1.admission_servi
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.dragoman.v1P\001Z-dragoman.dev/clients/go/dragomanv1;dragomanv1'
-  _globals['_PRIORITY']._serialized_start=1915
-  _globals['_PRIORITY']._serialized_end=2020
+  _globals['_PRIORITY']._serialized_start=1935
+  _globals['_PRIORITY']._serialized_end=2040
   _globals['_ACQUIRETICKETREQUEST']._serialized_start=110
-  _globals['_ACQUIRETICKETREQUEST']._serialized_end=525
-  _globals['_RESUMEREQUEST']._serialized_start=527
-  _globals['_RESUMEREQUEST']._serialized_end=627
-  _globals['_ACQUIRETICKETRESPONSE']._serialized_start=630
-  _globals['_ACQUIRETICKETRESPONSE']._serialized_end=778
-  _globals['_ADMITREQUEST']._serialized_start=780
-  _globals['_ADMITREQUEST']._serialized_end=878
-  _globals['_ADMITRESPONSE']._serialized_start=880
-  _globals['_ADMITRESPONSE']._serialized_end=939
-  _globals['_ADMISSION']._serialized_start=942
-  _globals['_ADMISSION']._serialized_end=1130
-  _globals['_QUEUEPOSITION']._serialized_start=1132
-  _globals['_QUEUEPOSITION']._serialized_end=1216
-  _globals['_TICKET']._serialized_start=1219
-  _globals['_TICKET']._serialized_end=1376
-  _globals['_LATENCYQUOTE']._serialized_start=1379
-  _globals['_LATENCYQUOTE']._serialized_end=1559
-  _globals['_LATENCYESTIMATE']._serialized_start=1562
-  _globals['_LATENCYESTIMATE']._serialized_end=1704
-  _globals['_RELEASETICKETREQUEST']._serialized_start=1706
-  _globals['_RELEASETICKETREQUEST']._serialized_end=1743
-  _globals['_RELEASETICKETRESPONSE']._serialized_start=1745
-  _globals['_RELEASETICKETRESPONSE']._serialized_end=1768
-  _globals['_QUOTEREQUEST']._serialized_start=1770
-  _globals['_QUOTEREQUEST']._serialized_end=1836
-  _globals['_QUOTERESPONSE']._serialized_start=1838
-  _globals['_QUOTERESPONSE']._serialized_end=1913
-  _globals['_ADMISSIONSERVICE']._serialized_start=2023
-  _globals['_ADMISSIONSERVICE']._serialized_end=2349
+  _globals['_ACQUIRETICKETREQUEST']._serialized_end=545
+  _globals['_RESUMEREQUEST']._serialized_start=547
+  _globals['_RESUMEREQUEST']._serialized_end=647
+  _globals['_ACQUIRETICKETRESPONSE']._serialized_start=650
+  _globals['_ACQUIRETICKETRESPONSE']._serialized_end=798
+  _globals['_ADMITREQUEST']._serialized_start=800
+  _globals['_ADMITREQUEST']._serialized_end=898
+  _globals['_ADMITRESPONSE']._serialized_start=900
+  _globals['_ADMITRESPONSE']._serialized_end=959
+  _globals['_ADMISSION']._serialized_start=962
+  _globals['_ADMISSION']._serialized_end=1150
+  _globals['_QUEUEPOSITION']._serialized_start=1152
+  _globals['_QUEUEPOSITION']._serialized_end=1236
+  _globals['_TICKET']._serialized_start=1239
+  _globals['_TICKET']._serialized_end=1396
+  _globals['_LATENCYQUOTE']._serialized_start=1399
+  _globals['_LATENCYQUOTE']._serialized_end=1579
+  _globals['_LATENCYESTIMATE']._serialized_start=1582
+  _globals['_LATENCYESTIMATE']._serialized_end=1724
+  _globals['_RELEASETICKETREQUEST']._serialized_start=1726
+  _globals['_RELEASETICKETREQUEST']._serialized_end=1763
+  _globals['_RELEASETICKETRESPONSE']._serialized_start=1765
+  _globals['_RELEASETICKETRESPONSE']._serialized_end=1788
+  _globals['_QUOTEREQUEST']._serialized_start=1790
+  _globals['_QUOTEREQUEST']._serialized_end=1856
+  _globals['_QUOTERESPONSE']._serialized_start=1858
+  _globals['_QUOTERESPONSE']._serialized_end=1933
+  _globals['_ADMISSIONSERVICE']._serialized_start=2043
+  _globals['_ADMISSIONSERVICE']._serialized_end=2369
 # @@protoc_insertion_point(module_scope)

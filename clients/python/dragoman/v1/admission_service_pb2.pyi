@@ -23,7 +23,7 @@ PRIORITY_STANDARD: Priority
 PRIORITY_BATCH: Priority
 
 class AcquireTicketRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_tokens", "max_output_tokens", "block_hashes", "priority", "max_queue_wait", "prompt_bytes", "prompt_digest", "tenant", "num_choices", "deadline", "resume")
+    __slots__ = ("request_id", "model", "prompt_tokens", "max_output_tokens", "block_hashes", "priority", "max_queue_wait", "prompt_bytes", "prompt_digest", "tenant", "num_choices", "deadline", "resume", "num_inputs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class AcquireTicketRequest(_message.Message):
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    NUM_INPUTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_tokens: int
@@ -50,7 +51,8 @@ class AcquireTicketRequest(_message.Message):
     num_choices: int
     deadline: _duration_pb2.Duration
     resume: ResumeRequest
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., priority: _Optional[_Union[Priority, str]] = ..., max_queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_bytes: _Optional[int] = ..., prompt_digest: _Optional[bytes] = ..., tenant: _Optional[str] = ..., num_choices: _Optional[int] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., resume: _Optional[_Union[ResumeRequest, _Mapping]] = ...) -> None: ...
+    num_inputs: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., priority: _Optional[_Union[Priority, str]] = ..., max_queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_bytes: _Optional[int] = ..., prompt_digest: _Optional[bytes] = ..., tenant: _Optional[str] = ..., num_choices: _Optional[int] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., resume: _Optional[_Union[ResumeRequest, _Mapping]] = ..., num_inputs: _Optional[int] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
     __slots__ = ("origin_epoch", "origin_agent_id", "attempt", "from_cursor")

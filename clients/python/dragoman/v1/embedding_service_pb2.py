@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dragoman.v1 import tokens_pb2 as dragoman_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#dragoman/v1/embedding_service.proto\x12\x0b\x64ragoman.v1\x1a\x18\x64ragoman/v1/tokens.proto\"\x98\x01\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cticket_token\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\x12\'\n\x06inputs\x18\x04 \x03(\x0b\x32\x17.dragoman.v1.EmbedInput\x12\x17\n\ndimensions\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_dimensions\"Q\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.dragoman.v1.TokenIdsH\x00\x42\x07\n\x05input\"R\n\rEmbedResponse\x12*\n\nembeddings\x18\x01 \x03(\x0b\x32\x16.dragoman.v1.Embedding\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x32R\n\x10\x45mbeddingService\x12>\n\x05\x45mbed\x12\x19.dragoman.v1.EmbedRequest\x1a\x1a.dragoman.v1.EmbedResponseBB\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#dragoman/v1/embedding_service.proto\x12\x0b\x64ragoman.v1\x1a\x18\x64ragoman/v1/tokens.proto\"\xec\x01\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cticket_token\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\x12\'\n\x06inputs\x18\x04 \x03(\x0b\x32\x17.dragoman.v1.EmbedInput\x12\x17\n\ndimensions\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bprompt_name\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x18\n\x0binstruction\x18\x07 \x01(\tH\x02\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0e\n\x0c_prompt_nameB\x0e\n\x0c_instruction\"Q\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.dragoman.v1.TokenIdsH\x00\x42\x07\n\x05input\"R\n\rEmbedResponse\x12*\n\nembeddings\x18\x01 \x03(\x0b\x32\x16.dragoman.v1.Embedding\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x32R\n\x10\x45mbeddingService\x12>\n\x05\x45mbed\x12\x19.dragoman.v1.EmbedRequest\x1a\x1a.dragoman.v1.EmbedResponseBB\n\x0f\x64\x65v.dragoman.v1P\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.dragoman.v1P\001Z-dragoman.dev/clients/go/dragomanv1;dragomanv1'
   _globals['_EMBEDREQUEST']._serialized_start=79
-  _globals['_EMBEDREQUEST']._serialized_end=231
-  _globals['_EMBEDINPUT']._serialized_start=233
-  _globals['_EMBEDINPUT']._serialized_end=314
-  _globals['_EMBEDRESPONSE']._serialized_start=316
-  _globals['_EMBEDRESPONSE']._serialized_end=398
-  _globals['_EMBEDDING']._serialized_start=400
-  _globals['_EMBEDDING']._serialized_end=427
-  _globals['_EMBEDDINGSERVICE']._serialized_start=429
-  _globals['_EMBEDDINGSERVICE']._serialized_end=511
+  _globals['_EMBEDREQUEST']._serialized_end=315
+  _globals['_EMBEDINPUT']._serialized_start=317
+  _globals['_EMBEDINPUT']._serialized_end=398
+  _globals['_EMBEDRESPONSE']._serialized_start=400
+  _globals['_EMBEDRESPONSE']._serialized_end=482
+  _globals['_EMBEDDING']._serialized_start=484
+  _globals['_EMBEDDING']._serialized_end=511
+  _globals['_EMBEDDINGSERVICE']._serialized_start=513
+  _globals['_EMBEDDINGSERVICE']._serialized_end=595
 # @@protoc_insertion_point(module_scope)
