@@ -23,13 +23,15 @@ from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.found import FoundDevice
 from dragoman_agent.pal.kernel_times import step_key
-from dragoman_agent.pal.layer_timing import plan_layer_cases
+from dragoman_agent.pal.layer_timing import LayerCase
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, plan_for
+from dragoman_agent.pal.planner_cuda import wanted_layers
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
+from dragoman_agent.pal.tuned import tune_layers
 from dragoman_agent.pal.tuning import load_timings, tune
 
 CACHE = Path("/tmp/dragoman-bench")
@@ -69,11 +71,11 @@ def tuned(names: Sequence[str], limits: Limits = LIMITS) -> dict[str, Setup]:
     held = load_timings(CACHE, profile.fingerprint)
     cases = {c.key: c for name, s in sources.items() for c in tuning_cases(profile, s.config, untuned[name])}
     timings = tune(list(cases.values()), held, CACHE, index, _say)
-    layers = []
-    for source in sources.values():
-        plan, _ = plan_for(profile, source.config, limits, Switches(), timings)
-        layers += plan_layer_cases(source.config, plan)
-    timings = tune(layers, timings, CACHE, index, _say)
+
+    def layers(known: Timings) -> list[LayerCase]:
+        return [c for s in sources.values() for c in wanted_layers(profile, s.config, limits, Switches(), known)]
+
+    timings = tune_layers(layers, timings, CACHE, index, _say)
     seconds = time.perf_counter() - begin
     made = {}
     for name, source in sources.items():

@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
 from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.model.config import ModelConfig, RopeScaling
 from dragoman_agent.model.layers import PagedCache
-from dragoman_agent.model.llama import assemble, forward
+from dragoman_agent.model.llama import LlamaWeights, assemble, forward
 from dragoman_agent.model.registry import needed_tensors
 from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
 from dragoman_kernels.triton.activation import silu_mul
@@ -37,7 +38,9 @@ Case = dict[str, Any]
 Call = Callable[[], object]
 
 _REPEATS = 3
+_LAYER_REPEATS = 7  # of chains of layers, whose differences are small
 _MIN_CALLS = 16  # in a graph: enough for the gap between two kernels to count as it does in a step
+_MIN_CHAINS = 4  # of layers, each of them tens of kernels
 _MAX_COPIES = 48
 
 
@@ -56,16 +59,17 @@ def time_cases(cases: Sequence[Case], index: int, *, compile_only: bool = False)
                     calls[0]()
                     runtime.synchronize()
                 else:
-                    found[case["key"]] = _time(calls, runtime, stream)
+                    found[case["key"]] = _time(calls, runtime, stream, is_chain=case["kind"] == "decode-layers")
             except Exception as error:  # whatever a compiler, a driver or torch says: this case alone is left out
                 found[case["key"]] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             runtime.release()
     return found
 
 
-def _time(calls: list[Call], runtime: Runtime, stream: Stream) -> float:
+def _time(calls: list[Call], runtime: Runtime, stream: Stream, *, is_chain: bool = False) -> float:
     """Median seconds a call: `calls` in turn, in one graph, so that none finds its operands in L2."""
-    rounds = -(-_MIN_CALLS // len(calls))
+    repeats = _LAYER_REPEATS if is_chain else _REPEATS
+    rounds = -(-(_MIN_CHAINS if is_chain else _MIN_CALLS) // len(calls))
 
     def run() -> None:
         for _ in range(rounds):
@@ -76,7 +80,7 @@ def _time(calls: list[Call], runtime: Runtime, stream: Stream) -> float:
     runtime.synchronize()
     graph, _ = runtime.capture(stream, run, None)
     times: list[float] = []
-    for repeat in range(_REPEATS + 1):
+    for repeat in range(repeats + 1):
         begin, end = runtime.new_event(), runtime.new_event()
         begin.record()
         graph.replay()
@@ -188,15 +192,16 @@ def _decode_layers(case: Case, device: torch.device, cold: int) -> list[Call]:
     shape, config = case["shape"], case["config"]
     batch, context, page = shape["batch"], shape["context"], config["page_size"]
     model = _model_of(config["model"], num_layers=shape["layers"] if cold else 1)
-    weights = assemble(model, lambda name: _random_weight(model, name, device))
+    weights = _layer_weights(json.dumps(config["model"]), model.num_layers, device)
     blocks = -(-context // page)
     size = (model.num_layers, batch * blocks + 1, model.num_kv_heads, page, model.head_dim)
     cache = PagedCache(torch.zeros(size, dtype=torch.bfloat16, device=device), _zeros(device, *size))
     angles = torch.ones(context, model.head_dim // 2, device=device)
     gemm = [GemmDecode(**choice) for choice in config["gemm_decode"]]
-    ops = CudaOps(angles, angles, PrefillAttention("paged", 64, 64, 4, 3), gemm)
-    ops.dependent = config["dependent"]
     attention = DecodeAttention(**config["attention"])
+    workspace = DecodeWorkspace(batch, model.num_heads, model.head_dim, attention.num_splits, device)
+    ops = CudaOps(angles, angles, PrefillAttention("paged", 64, 64, 4, 3), gemm, workspace)
+    ops.dependent = config["dependent"]
     rows = max(batch, config["min_gemm_rows"])
     tables = (torch.randperm(batch * blocks, device=device).int() + 1).view(batch, blocks)
     positions = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -204,9 +209,15 @@ def _decode_layers(case: Case, device: torch.device, cold: int) -> list[Call]:
     positions[:batch] = context - 1
     slots[:batch] = tables[:, -1] * page + (context - 1) % page
     part = DecodePart(tables, positions[:batch] + 1, attention)
-    workspace = DecodeWorkspace(batch, model.num_heads, model.head_dim, attention.num_splits, device)
-    step = CudaStep(torch.zeros_like(positions), None, positions, slots, part, None, workspace)
+    step = CudaStep(torch.zeros_like(positions), None, positions, slots, part, None)
     return [lambda: forward(model, weights, cache, step, ops)]
+
+
+@lru_cache(maxsize=1)
+def _layer_weights(body: str, num_layers: int, device: torch.device) -> LlamaWeights:
+    """Kept for the chains of the same model, which come one after another."""
+    model = _model_of(json.loads(body), num_layers)
+    return assemble(model, lambda name: _random_weight(model, name, device))
 
 
 def _model_of(body: dict[str, Any], num_layers: int) -> ModelConfig:

@@ -10,7 +10,7 @@ from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.candidates import PROMPT_TOKENS
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
-from dragoman_agent.pal.layer_timing import LayerChoices, layer_seconds
+from dragoman_agent.pal.layer_timing import LayerCase, LayerChoices, layer_cases, layer_seconds
 from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, profile_inputs
 from dragoman_agent.pal.plan import GemmDecode, Plan, PrefillAttention, Reduction
 from dragoman_agent.pal.planner_attention import (
@@ -32,7 +32,7 @@ from dragoman_agent.pal.planner_batch import (
     choose_num_seqs,
     graph_bytes,
 )
-from dragoman_agent.pal.planner_dependent import Dependent, choose_dependent_launch
+from dragoman_agent.pal.planner_dependent import Dependent, choose_dependent_launch, has_dependent_launch
 from dragoman_agent.pal.planner_memory import (
     Sizes,
     choose_blocks,
@@ -40,6 +40,7 @@ from dragoman_agent.pal.planner_memory import (
     context_bytes,
     workspace_bytes,
 )
+from dragoman_agent.pal.planner_products import LayerQuestion, Products, choose_products
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
 from dragoman_agent.pal.switches import Switches
@@ -67,6 +68,7 @@ class _Chosen:
     prefill: PrefillAttention
     chunk: int
     graphs: tuple[int, ...]
+    question: LayerQuestion
 
 
 def plan_cuda(
@@ -115,6 +117,18 @@ def plan_cuda(
     )
     step = _step_decision(profile, times, step_model, plan)
     return plan, [*decisions, shared_decision, blocks, *moving, step]
+
+
+def wanted_layers(
+    profile: Profile, model: ModelConfig, limits: Limits, switches: Switches, timings: Timings
+) -> list[LayerCase]:
+    """Chains of layers that would settle what single kernels' times do not, each once: those of the products first asked
+    about, then those of dependent launch with the products that `timings` choose. Raises PlanError as `plan_cuda` does.
+    """
+    chosen, _, _ = _choose(profile, model, limits, switches, KernelTimes(rates_of(profile), timings), timings)
+    choices = LayerChoices(chosen.page_size, chosen.decode.attention, chosen.gemm_rows, chosen.gemm)
+    cases = [*chosen.question.cases(), *layer_cases(model, choices, chosen.num_seqs)]
+    return list({case.key: case for case in cases}.values())
 
 
 def predict_cuda(shape: StepShape, prefill: PrefillAttention, graphs: tuple[int, ...], chunk: int) -> StepModel:
@@ -171,6 +185,12 @@ def _choose(
     prefill, prefill_decision = choose_prefill(maker, page_size, tuning_off)
     rows, rows_decision = choose_gemm_rows(times, model, profile, tuning_off)
     gemm, gemm_decision = choose_gemm_decode(times, model, profile, tuning_off)
+    alone = Products(rows, gemm)
+    early = has_dependent_launch(profile)
+    question = LayerQuestion(model, page_size, decode.attention, alone, num_seqs, early)
+    if not tuning_off:
+        products, told = choose_products(question, timings, (rows_decision, gemm_decision))
+        (rows, gemm), (rows_decision, gemm_decision) = (products.min_rows, products.gemm), told
     shape = StepShape(model, times, page_size, decode.attention, rows, gemm)
     chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
@@ -185,7 +205,9 @@ def _choose(
         dependent_decision, chunk_decision, graphs_decision, reduction_decision,
     ]  # fmt: skip
     return (
-        _Chosen(page_size, context, num_seqs, rows, gemm, dependent, decode, reduction, prefill, chunk, graphs),
+        _Chosen(
+            page_size, context, num_seqs, rows, gemm, dependent, decode, reduction, prefill, chunk, graphs, question
+        ),
         shape,
         decisions,
     )

@@ -41,9 +41,8 @@ def choose_dependent_launch(
     """
     if off:
         return Dependent(), Decision("dependent-launch", "no", off)
-    capable = profile.values.get("compute.dependent_launch")
     inputs = profile_inputs(profile, *_INPUTS)
-    if not (bool(capable.value) if capable is not None else rates_of(profile).capability >= (9, 0)):
+    if not has_dependent_launch(profile):
         reason = "the device has no programmatic dependent launch (compute capability 9.0 and later)"
         return Dependent(), Decision("dependent-launch", "no", reason, inputs, _candidates(None), unit="s")
     if not timed:
@@ -59,6 +58,12 @@ def choose_dependent_launch(
         inputs, _candidates(gain), -gain if chosen.max_batch else None, unit="s",
     )  # fmt: skip
     return chosen, decision
+
+
+def has_dependent_launch(profile: Profile) -> bool:
+    """Whether the device can start a kernel while the one before ends."""
+    told = profile.values.get("compute.dependent_launch")
+    return bool(told.value) if told is not None else rates_of(profile).capability >= (9, 0)
 
 
 def _by_layers(timed: Sequence[tuple[int, float, float]]) -> Dependent:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.decisions import Decision
-from dragoman_agent.pal.layer_timing import plan_layer_cases
+from dragoman_agent.pal.layer_timing import LayerCase
 from dragoman_agent.pal.limits import Limits
 from dragoman_agent.pal.planner import plan_for
+from dragoman_agent.pal.planner_cuda import wanted_layers
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 Tuning = Literal["auto", "now", "off"]
 _SUBJECT = "tuning"
+_LAYER_ROUNDS = 3
 
 
 def timings_for(
@@ -43,14 +46,33 @@ def timings_for(
     if mode == "now":
         index = profile.device.index
         timings = tune(cases, timings, cache_dir, index, logger.warning)
-        plan, _ = plan_for(profile, model, limits, switches, timings)
-        # What overlaps between kernels shows only in whole layers, and those are of the plan that the kernels' times gave.
-        timings = tune(plan_layer_cases(model, plan), timings, cache_dir, index, logger.warning)
+        timings = tune_layers(
+            lambda held: wanted_layers(profile, model, limits, switches, held), timings, cache_dir, index
+        )
     known = sum(timings.get(case.key) is not None for case in cases)
-    chosen = f"{known} of {len(cases)} kernels timed on this device"
+    lost = sum(case.key in timings.failed for case in cases)
+    chosen = f"{known} of {len(cases)} kernels timed on this device" + (f", {lost} cannot run on it" if lost else "")
     reason = "kept from before" if mode == "auto" else "timed now, and kept for the next start"
     if not known:
         reason = (
             "launches are predicted from the profile; start once with --tune now to time them, which takes a minute"
         )
     return timings, Decision(_SUBJECT, chosen, reason)
+
+
+def tune_layers(
+    wanted: Callable[[Timings], Sequence[LayerCase]],
+    timings: Timings,
+    cache_dir: Path,
+    index: int,
+    say: Callable[[str], None] = logger.warning,
+) -> Timings:
+    """Time whole layers until what a plan asks for is known: the products' layers first, since the question of dependent
+    launch is asked of what they choose. Raises TuningError.
+    """
+    for _ in range(_LAYER_ROUNDS):
+        missing = [case for case in wanted(timings) if not timings.knows(case.key)]
+        if not missing:
+            break
+        timings = tune(missing, timings, cache_dir, index, say)
+    return timings
