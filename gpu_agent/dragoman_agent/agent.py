@@ -82,7 +82,7 @@ class Agent:
         self._tls = tls
         self._credentials = tls.channel_credentials() if tls else None
         self.epoch = secrets.randbits(64) | 1
-        self._engine = EngineClient(prepared.engine, self)
+        self._engine = EngineClient(prepared.engine, self, self._model.tokenizer)
         self._journal = KvJournal()
         verifier = None
         if not settings.open:

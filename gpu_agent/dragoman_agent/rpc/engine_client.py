@@ -40,6 +40,8 @@ from dragoman_agent.engine.messages import (
     encode,
 )
 from dragoman_agent.engine_process import EngineProcess
+from dragoman_agent.rpc.text_streams import TextStreams, columns
+from dragoman_text import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class Live:
     num_seqs: int
     priority: int
     max_output_tokens: int
+    keys: range  # of its choices, where their text is made here; else empty
     num_emitted: int = 0  # tokens of the furthest choice
     cancelled: bool = False
 
@@ -90,10 +93,16 @@ class EngineClient:
     """
 
     def __init__(
-        self, process: EngineProcess, listener: EngineListener, *, step_age_limit: float = STEP_AGE_LIMIT_SECONDS
+        self,
+        process: EngineProcess,
+        listener: EngineListener,
+        tokenizer: TextTokenizer,
+        *,
+        step_age_limit: float = STEP_AGE_LIMIT_SECONDS,
     ) -> None:
         """`step_age_limit`: seconds without a step or an idle tick after which the engine counts as wedged."""
         self._listener = listener
+        self._texts = TextStreams(tokenizer)
         self._step_age_limit = step_age_limit
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
@@ -168,11 +177,15 @@ class EngineClient:
 
         `on_end` hears the terminal event even when the caller of the request has gone.
         """
+        keys = range(0)
         if isinstance(command, Start):
             num_seqs, max_tokens = command.num_choices, command.stop.max_output_tokens
+            if command.is_plain:
+                self._texts.open(command)
+                keys = range(command.key, command.key + num_seqs)
         else:
             num_seqs, max_tokens = 1, 0
-        self.live[command.request_id] = Live(sink, on_end, num_seqs, command.priority, max_tokens)
+        self.live[command.request_id] = Live(sink, on_end, num_seqs, command.priority, max_tokens, keys)
         self.num_live_seqs += num_seqs
         self._send(command)
 
@@ -329,12 +342,14 @@ class EngineClient:
         self._last_step = time.monotonic()
         self.load = step.load
         live = self.live
-        num_tokens = 0
+        num_tokens = self._take_columns(step) if step.keys else 0
         for event in step.events:
             entry = live.get(event.request_id)
             if entry is None:
                 continue
             if type(event) is Delta:
+                if entry.keys:
+                    event = self._texts.by_key[entry.keys[event.choice]].finish(event)
                 count = len(event.token_ids)
                 num_tokens += count
                 end = event.cursor + count
@@ -342,12 +357,25 @@ class EngineClient:
                     entry.num_emitted = end
             elif type(event) is not Opened:
                 del live[event.request_id]
+                self._texts.close(entry.keys)
                 self.num_live_seqs -= entry.num_seqs
                 entry.on_end(event, entry.num_emitted)
             entry.sink.deliver(event)
         self.num_tokens_of_step = num_tokens
         for listener in self._step_listeners:
             listener(step)
+
+    def _take_columns(self, step: Step) -> int:
+        """Deliver the tokens whose text is made here; how many there are."""
+        live, streams = self.live, self._texts.by_key
+        keys, token_ids = columns(step)
+        for key, token_id in zip(keys, token_ids, strict=True):
+            delta = streams[key].push(token_id)
+            entry = live[delta.request_id]
+            if delta.cursor >= entry.num_emitted:
+                entry.num_emitted = delta.cursor + 1
+            entry.sink.deliver(delta)
+        return len(keys)
 
     def _connection_lost(self) -> None:
         self._disconnected = True

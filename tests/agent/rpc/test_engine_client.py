@@ -28,6 +28,7 @@ from dragoman_agent.rpc.served_model import INLINE_TEXT_CHARS, served_model
 from dragoman_agent.rpc.streaming import CursorTrack
 from dragoman_agent.startup import engine_command
 from dragoman_agent.tickets import OPEN_GRANT
+from dragoman_text import TextTokenizer
 
 
 class Listener:
@@ -64,10 +65,11 @@ class Rig:
 
     def __init__(self) -> None:
         settings = AgentSettings(device="null", open=True)
-        plan = default_null_plan(open_null_model("null"), max_num_seqs=2, max_num_waiting=1)
+        model = open_null_model("null")
+        plan = default_null_plan(model, max_num_seqs=2, max_num_waiting=1)
         self.process = EngineProcess(engine_command(settings, plan))
         self.listener = Listener()
-        self.client = EngineClient(self.process, self.listener)
+        self.client = EngineClient(self.process, self.listener, TextTokenizer.from_files(model.tokenizer))
         self.ends: list[tuple[Event, int]] = []
 
     def submit(self, request_id: str, max_tokens: int = 4, credit: int = 256) -> Sink:
