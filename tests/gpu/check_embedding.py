@@ -1,0 +1,148 @@
+"""Vectors of Qwen3-Embedding's layout and of Qwen3-0.6B's shape on a GPU, random weights, against what we did not write.
+
+python tests/gpu/check_embedding.py      one line a check; exit 1 when one is off. sentence-transformers is used where it is
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tests.agent.model.embedding_model import save_embedding_model
+
+from dragoman_agent.device.cuda import CudaDevice
+from dragoman_agent.engine.core import EngineCore
+from dragoman_agent.engine.local import build_core, run_all
+from dragoman_agent.engine.messages import Embedded, Sampling, Start, StartEmbed, Stop
+from dragoman_agent.model.source import ModelSource, open_model
+from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.planner import Limits
+from dragoman_agent.pal.planner_cuda import plan_cuda
+from dragoman_agent.pal.probe import profile_device
+from dragoman_agent.rpc.embedding import unit_vectors
+from dragoman_text import TextTokenizer
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 151669,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "initializer_range": 0.02,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
+NUM_WORDS = (1, 3, 17, 60, 61, 150, 400, 900)
+MIN_COSINE = 0.999  # bfloat16 against float32
+MAX_RATIO = 1.2  # of our error to transformers' own in bfloat16
+Vectors = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def texts() -> list[str]:
+    """Texts of very different lengths."""
+    words = Path(__file__).resolve().parents[2].joinpath("README.md").read_text().split()
+    rng = random.Random(3)
+    return [" ".join(rng.choice(words) for _ in range(count)) for count in NUM_WORDS for _ in range(4)]
+
+
+def embed(core: EngineCore, prompts: list[list[int]], *others: Start) -> Vectors:
+    """Unit vectors [num_prompts, hidden_size]."""
+    events = run_all(core, [*others, *(StartEmbed(str(i), ids) for i, ids in enumerate(prompts))])
+    found = {event.request_id: event.values for event in events if isinstance(event, Embedded)}
+    return unit_vectors([found[str(i)] for i in range(len(prompts))], None)
+
+
+def reference(directory: Path, prompts: list[list[int]], dtype: torch.dtype) -> Vectors:
+    """transformers' last hidden state of the last token, each prompt alone."""
+    model = transformers.AutoModel.from_pretrained(directory, dtype=dtype).to("cuda").eval()
+    with torch.inference_mode():
+        rows = [model(torch.tensor([ids], device="cuda")).last_hidden_state[0, -1].float() for ids in prompts]
+    del model
+    torch.cuda.empty_cache()
+    return torch.nn.functional.normalize(torch.stack(rows), dim=1).cpu().numpy()
+
+
+def report(name: str, ours: Vectors, theirs: Vectors, least: float) -> int:
+    """Print the worst cosine; 1 when it is below `least`."""
+    worst = float((ours.astype(np.float64) * theirs).sum(axis=1).min())
+    print(f"embedding, {name}: least cosine of {len(ours)} texts {worst:.6f}, at least {least}", flush=True)
+    return int(not worst >= least)
+
+
+def check_transformers(directory: Path, ids: list[list[int]], ours: Vectors) -> int:
+    """Against float32, and our error beside that of transformers in bfloat16."""
+    exact = reference(directory, ids, torch.float32)
+    theirs = reference(directory, ids, torch.bfloat16)
+    ratio = float(np.linalg.norm(ours - exact) / np.linalg.norm(theirs - exact))
+    print(f"embedding, error over transformers' in bfloat16: {ratio:.3f}, at most {MAX_RATIO}", flush=True)
+    return report("transformers in float32", ours, exact, MIN_COSINE) + int(not ratio <= MAX_RATIO)
+
+
+def check_company(core_of: Any, ids: list[list[int]], together: Vectors) -> int:
+    """One at a time, and beside requests that decode."""
+    core = core_of()
+    alone = np.concatenate([embed(core, [row]) for row in ids])
+    busy = [
+        Start(f"busy{i}", row, Sampling(temperature=0.0), Stop(max_output_tokens=64), credit=1 << 30)
+        for i, row in enumerate(ids[:16])
+    ]
+    return report("one at a time", alone, together, 0.9999) + report(
+        "beside 16 requests in decode", embed(core_of(), ids, *busy), together, 0.9999
+    )
+
+
+def check_sentence_transformers(directory: Path, source: ModelSource, core_of: Any) -> int:
+    """The library that the publisher names, with and without the prompt of queries."""
+    if importlib.util.find_spec("sentence_transformers") is None:
+        print("SKIPPED: sentence-transformers is not installed; checked against transformers alone", flush=True)
+        return 0
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(directory), device="cuda", model_kwargs={"dtype": torch.float32})
+    tokenizer, bad = TextTokenizer.from_files(source.tokenizer), 0
+    for prompt_name in (None, "query"):
+        prefix = source.embedding.prefix(prompt_name, None)
+        ours = embed(core_of(), [tokenizer.encode(prefix + text) for text in texts()])
+        theirs = model.encode(texts(), prompt_name=prompt_name, batch_size=8)
+        bad += report(f"sentence-transformers, prompt {prompt_name}", ours, theirs, MIN_COSINE)
+    return bad
+
+
+def main() -> int:
+    """Write the model, load it, run all checks."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "qwen3-embedding"
+        save_embedding_model(directory, dtype=torch.bfloat16, **SHAPE)
+        source = open_model(str(directory), directory)
+        source.check()
+        found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+        profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
+        limits = Limits(max_context_tokens=8192, max_num_seqs=64, memory_utilization=0.3)
+        plan, _ = plan_cuda(profile, source.config, limits)
+        device = CudaDevice()
+        device.load(source, plan, lambda _: None)
+
+        def core_of() -> EngineCore:
+            return build_core(device, source, plan)  # its prefix cache is empty
+
+        encode = TextTokenizer.from_files(source.tokenizer).encode
+        ids = [encode(text) for text in texts()]
+        together = embed(core_of(), ids)
+        bad = check_company(core_of, ids, together)
+        bad += check_sentence_transformers(directory, source, core_of)
+        device.close()
+        bad += check_transformers(directory, ids, together)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
