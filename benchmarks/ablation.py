@@ -1,7 +1,8 @@
 """The hardware layer on against `--pal off`, in one run. Run by `benchmarks.pal_gpu`.
 
-Tokens a second and p99 of a step through the engine, batches of 1, 8, 64 and 256, prompts of 128 tokens. Both plans are
-loaded at once and take turns, so that a drift of the clocks meets both. Another card's profile, forced, is timed too.
+Tokens a second, p50 and p99 of a step through the engine, batches of 1, 8, 64 and 256, prompts of 128 tokens. The plans are loaded
+at once and take turns in an order that changes each time, so that a drift of the clocks and what ran before meets all alike.
+Another card's profile, forced, is one of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 import random
 import statistics
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from benchmarks.gpu_setup import Loaded, Result, Setup
 
@@ -28,8 +30,18 @@ from dragoman_agent.pal.switches import Switches
 
 BATCHES = (1, 8, 64, 256)
 PROMPT, OUTPUT = 128, 96
+MIN_REPEATS, MAX_REPEATS, BATCH_SECONDS = 3, 9, 9.0  # short steps scatter more and are repeated more often
 WRONG_CARD = "rtx4060-laptop"
-KV_TOKENS = 160_000  # of each plan's arena: several are on the card at once
+KV_TOKENS = 80_000  # of each plan's arena: three are on the card at once, and 256 sequences take 57,344
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repeat of one plan."""
+
+    tokens_per_second: float
+    p50: float  # seconds between two steps' tokens
+    p99: float
 
 
 def requests(batch: int, repeat: int) -> list[Start]:
@@ -42,8 +54,8 @@ def requests(batch: int, repeat: int) -> list[Start]:
     ]
 
 
-def run(core: EngineCore, batch: int, repeat: int) -> tuple[float, float]:
-    """(output tokens a second while no prompt is computed, p99 seconds between two frames of a step)."""
+def run(core: EngineCore, batch: int, repeat: int) -> Run:
+    """The steps in which no prompt is computed."""
     frames: list[tuple[float, int]] = []
 
     def note(step: Step) -> None:
@@ -51,10 +63,22 @@ def run(core: EngineCore, batch: int, repeat: int) -> tuple[float, float]:
             frames.append((time.perf_counter(), step.load.decode_tokens))
 
     run_all(core, requests(batch, repeat), on_step=note)
+    return judge(frames)
+
+
+def judge(frames: Sequence[tuple[float, int]]) -> Run:
+    """(moment, tokens) of each step to what is compared: the steps that are at least half as full as the fullest."""
     most = max(tokens for _, tokens in frames)  # a plan may run fewer at once than are asked for
     full = [(at, tokens) for at, tokens in frames if 2 * tokens > most]
     gaps = sorted(b - a for (a, _), (b, _) in itertools.pairwise(full))
-    return sum(tokens for _, tokens in full[1:]) / (full[-1][0] - full[0][0]), gaps[math.ceil(0.99 * len(gaps)) - 1]
+    rate = sum(tokens for _, tokens in full[1:]) / (full[-1][0] - full[0][0])
+    return Run(rate, statistics.median(gaps), gaps[math.ceil(0.99 * len(gaps)) - 1])
+
+
+def order_of(labels: Sequence[str], repeat: int) -> list[str]:
+    """Who runs when: each repeat begins with another, and every second goes backwards."""
+    turned = [*labels[repeat % len(labels) :], *labels[: repeat % len(labels)]]
+    return turned[::-1] if repeat % 2 else turned
 
 
 def plans_of(here: Setup) -> dict[str, Plan]:
@@ -72,31 +96,67 @@ def plans_of(here: Setup) -> dict[str, Plan]:
     }
 
 
-def ablation(here: Setup, loaded: Loaded, repeats: int = 3) -> list[Result]:
-    """A result a batch."""
+def ablation(here: Setup, loaded: Loaded, deadline: float = math.inf) -> list[Result]:
+    """Results of each batch; of those before `deadline` (time.monotonic)."""
     plans = plans_of(here)
-    devices: dict[str, CudaDevice] = {label: loaded.device(plan) for label, plan in plans.items()}
-    cores = {label: build_core(devices[label], here.source, plan) for label, plan in plans.items()}
+    devices: dict[str, CudaDevice] = {}
     results: list[Result] = []
-    for batch in BATCHES:
-        found: dict[str, list[tuple[float, float]]] = {label: [] for label in plans}
-        for repeat in range(repeats + 1):
-            for label, core in cores.items():
-                gc.collect()
-                gc.freeze()  # as the engine process does once it has loaded
-                figures = run(core, batch, repeat * 1000 + batch)
-                if repeat:
-                    found[label].append(figures)
-        rates = {label: statistics.median(rate for rate, _ in found[label]) for label in plans}
-        tails = {label: statistics.median(tail for _, tail in found[label]) for label in plans}
-        note = "; ".join(f"{label} {rates[label]:.0f} tokens/s, p99 {1e3 * tails[label]:.2f} ms" for label in plans)
-        print(f"  b{batch}: {rates['on'] / rates['off']:.3f} ({note})", flush=True)
-        context = PROMPT + OUTPUT / 2
-        off, on = (plans[label].step_model.decode_step_seconds(batch, context) for label in ("off", "on"))
+    try:
+        for label, plan in plans.items():
+            devices[label] = loaded.device(plan)
+        cores = {label: build_core(devices[label], here.source, plan) for label, plan in plans.items()}
+        for batch in BATCHES:
+            if time.monotonic() > deadline:
+                print(f"  b{batch}: left out, no time is left", flush=True)
+                continue
+            results += results_of(batch, plans, measure(cores, batch))
+    finally:
+        for device in devices.values():
+            device.close()
+    return results
+
+
+def measure(cores: Mapping[str, EngineCore], batch: int) -> dict[str, list[Run]]:
+    """Repeats by plan, the first of each not counted: as many as there is time for."""
+    found: dict[str, list[Run]] = {label: [] for label in cores}
+    end = time.monotonic() + BATCH_SECONDS
+    for repeat in range(MAX_REPEATS + 1):
+        if repeat > MIN_REPEATS and time.monotonic() > end:
+            break
+        for label in order_of(list(cores), repeat):
+            gc.collect()
+            gc.freeze()  # as the engine process does once it has loaded
+            figures = run(cores[label], batch, repeat * 1000 + batch)
+            if repeat:
+                found[label].append(figures)
+    return found
+
+
+def results_of(batch: int, plans: Mapping[str, Plan], found: Mapping[str, Sequence[Run]]) -> list[Result]:
+    """On over off in tokens a second and in the gaps between tokens; another card's profile over this one's."""
+    medians = {
+        label: [statistics.median(getattr(one, name) for one in runs) for name in ("tokens_per_second", "p50", "p99")]
+        for label, runs in found.items()
+    }
+    note = "; ".join(
+        f"{label} {rate:.0f} tokens/s, p50 {1e3 * half:.3f} ms, p99 {1e3 * tail:.3f} ms"
+        for label, (rate, half, tail) in medians.items()
+    )
+    print(f"  b{batch}: {medians['on'][0] / medians['off'][0]:.3f} ({note})", flush=True)
+    context = PROMPT + OUTPUT / 2
+    off, on = (plans[label].step_model.decode_step_seconds(batch, context) for label in ("off", "on"))
+    pairs = list(zip(found["on"], found["off"], strict=True))
+    results: list[Result] = [
+        {"bench": "ablation", "case": f"b{batch}", "metric": "pal_on_over_off", "predicted": off / on, "note": note,
+         "samples": [a.tokens_per_second / b.tokens_per_second for a, b in pairs]},
+        {"bench": "ablation", "case": f"b{batch}", "metric": "p50_on_over_off", "predicted": on / off, "note": note,
+         "samples": [a.p50 / b.p50 for a, b in pairs]},
+        {"bench": "ablation", "case": f"b{batch}", "metric": "p99_on_over_off", "predicted": on / off, "note": note,
+         "samples": [a.p99 / b.p99 for a, b in pairs]},
+    ]  # fmt: skip
+    if WRONG_CARD in found:
         results.append(
-            {"bench": "ablation", "case": f"b{batch}", "metric": "pal_on_over_off", "predicted": off / on, "note": note,
-             "samples": [a / b for (a, _), (b, _) in zip(found["on"], found["off"], strict=True)]}
+            {"bench": "ablation", "case": f"b{batch}", "metric": "wrong_profile_over_own", "predicted": None, "note": note,
+             "samples": [a.tokens_per_second / b.tokens_per_second for a, b in zip(found[WRONG_CARD], found["on"], strict=True)]}
         )  # fmt: skip
-    for device in devices.values():
-        device.close()
     return results

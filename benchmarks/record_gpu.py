@@ -36,7 +36,10 @@ PEER = {
     ("qwen3-8b", "prefill-16x1024"): 42844.0,
 }
 UNITS = {"ms_per_step": "ms", "output_tokens_per_second": "1/s", "tokens_per_second": "1/s", "gb_per_second": "GB/s"}
-RATIOS = ("predicted_over_measured", "pal_on_over_off", "share_of_best", "own_plan_over_whole")
+RATIOS = (
+    "predicted_over_measured", "pal_on_over_off", "p50_on_over_off", "p99_on_over_off", "wrong_profile_over_own",
+    "share_of_best", "own_plan_over_whole",
+)  # fmt: skip
 COMMANDS = {
     "load": "load_gpu",
     "step_model": "pal_gpu",

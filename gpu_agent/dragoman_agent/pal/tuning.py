@@ -91,7 +91,7 @@ def tune(
         return held
     progress(f"timing {len(missing)} kernels, once for this device and model")
     started = time.monotonic()
-    _compile(missing, index)
+    compile_kernels(missing, index)
     found: dict[str, float] = {}
     failed: dict[str, str] = {}
     for line in _run(missing, index).splitlines():
@@ -114,7 +114,7 @@ def tune(
     return timings
 
 
-def _compile(cases: Sequence[Case], index: int) -> None:
+def compile_kernels(cases: Sequence[Case], index: int) -> None:
     """Build the kernels in several processes; what fails here says so when it is timed."""
     count = min(_MAX_COMPILERS, max((os.cpu_count() or 1) - 1, 1), len(cases) // _CASES_A_COMPILER)
     if count < 2:
