@@ -43,6 +43,7 @@ SHAPE: dict[str, Any] = {
 }
 NUM_WORDS = (1, 3, 17, 60, 61, 150, 400, 900)
 MIN_COSINE = 0.999  # bfloat16 against float32
+DEVICE = "cuda"
 MAX_RATIO = 1.2  # of our error to transformers' own in bfloat16
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -63,9 +64,9 @@ def embed(core: EngineCore, prompts: list[list[int]], *others: Start) -> Vectors
 
 def reference(directory: Path, prompts: list[list[int]], dtype: torch.dtype) -> Vectors:
     """transformers' last hidden state of the last token, each prompt alone."""
-    model = transformers.AutoModel.from_pretrained(directory, dtype=dtype).to("cuda").eval()
+    model = transformers.AutoModel.from_pretrained(directory, dtype=dtype).to(DEVICE).eval()
     with torch.inference_mode():
-        rows = [model(torch.tensor([ids], device="cuda")).last_hidden_state[0, -1].float() for ids in prompts]
+        rows = [model(torch.tensor([ids], device=DEVICE)).last_hidden_state[0, -1].float() for ids in prompts]
     del model
     torch.cuda.empty_cache()
     return torch.nn.functional.normalize(torch.stack(rows), dim=1).cpu().numpy()
@@ -107,7 +108,7 @@ def check_sentence_transformers(directory: Path, source: ModelSource, core_of: A
         return 0
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(str(directory), device="cuda", model_kwargs={"dtype": torch.float32})
+    model = SentenceTransformer(str(directory), device=DEVICE, model_kwargs={"dtype": torch.float32})
     tokenizer, bad = TextTokenizer.from_files(source.tokenizer), 0
     for prompt_name in (None, "query"):
         prefix = source.embedding.prefix(prompt_name, None)
