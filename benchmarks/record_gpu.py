@@ -1,6 +1,6 @@
 """Records what was measured on a GPU machine: python -m benchmarks.record_gpu [--commit HASH] OUT/*.json
 
-Takes the raw results of `engine_gpu`, `load_gpu`, `pal_gpu`, `small_card` and of `tests/gpu/check_probe.py`. A GPU machine need
+Takes the raw results of `engine_gpu`, `embed_gpu`, `load_gpu`, `pal_gpu`, `small_card` and of `tests/gpu/check_probe.py`. A GPU machine need
 not have the repository's history: --commit says which one its files were.
 """
 
@@ -22,6 +22,8 @@ PEER = {
     ("qwen3-0.6b", "nano"): 23000.0,
     ("qwen3-0.6b", "prefill-1x8192"): 241334.0,
     ("qwen3-0.6b", "prefill-16x1024"): 286904.0,
+    ("qwen3-0.6b", "embed-512x128"): 239484.0,
+    ("qwen3-0.6b", "embed-64x512"): 307084.0,
     ("llama-3.2-1b", "decode-b1"): 1.634,
     ("llama-3.2-1b", "decode-b32"): 2.174,
     ("llama-3.2-1b", "decode-b256"): 4.578,
@@ -41,6 +43,7 @@ RATIOS = (
     "share_of_best", "own_plan_over_whole",
 )  # fmt: skip
 COMMANDS = {
+    "embed": "embed_gpu",
     "load": "load_gpu",
     "step_model": "pal_gpu",
     "ablation": "pal_gpu",
