@@ -1,8 +1,11 @@
 """A small card cut out of a large one: its own plan against the whole card's, on the small one.
 
-    DRAGOMAN_SM_LIMIT=24 DRAGOMAN_MEMORY_LIMIT=8000000000 python -m benchmarks.small_card MODEL [--profile h200] [--out FOLDER]
+    DRAGOMAN_SM_LIMIT=24 DRAGOMAN_MEMORY_LIMIT=8000000000 python -m benchmarks.small_card MODEL [--profile h200]
+        [--whole-timings OUT/timings.json] [--out FOLDER]
 
-Both plans get the small card's memory; decode steps and a chunk of prompts are timed on the device, tokens a second.
+Each plan is made as its card would make it: from its own profile and from kernels timed on it (--whole-timings, as
+`benchmarks.pal_gpu` writes them). Both get the same small arena, are loaded at once and take turns; decode steps and a chunk of
+prompts are timed on the device, tokens a second.
 """
 
 from __future__ import annotations
@@ -14,34 +17,65 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu_setup import CACHE, LIMITS, Loaded, Result, environment, step_seconds
+from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, environment, step_seconds, tuned
 from benchmarks.plan_quality import prefill_batch
 
+from dragoman_agent.device.base import StepBatch
 from dragoman_agent.device.warm_up import decode_batch
-from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.model.source import open_model
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.forced import find_profile, take_forced
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import plan_for
-from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.switches import Switches
+from dragoman_agent.pal.timings import Timings
 
 CELLS = ((1, 256), (8, 512), (32, 512))
 PROMPT_TOKENS = 4096
+KV_TOKENS = 20_000  # of each plan's arena: 32 x 512 and both plans at once in 8 GB
+TURNS = 4
 
 
-def rates(loaded: Loaded, model: ModelConfig, plan: Plan) -> dict[str, list[float]]:
-    """Tokens a second by case, a sample a step."""
-    device = loaded.device(replace(plan, max_batch_tokens=max(plan.max_batch_tokens, 512)))
-    found = {}
-    for batch, context in CELLS:
-        seconds = step_seconds(device, decode_batch(plan, batch, context))
-        found[f"decode-b{batch}-c{context}"] = [batch / second for second in seconds]
-    chunk = min(plan.max_batch_tokens, PROMPT_TOKENS)
-    steps = step_seconds(device, prefill_batch(plan, model, chunk), 5)
-    found["prefill"] = [chunk / seconds for seconds in steps]
-    device.close()
+def whole_plan(here: Setup, profile: str, timings: Path | None) -> Plan:
+    """What the whole card's profile plans, forced as `--profile-force` does, with what was timed on the whole card."""
+    found = here.found
+    whole, _ = take_forced(find_profile(profile), found.facts, found.fingerprint, found.values, force=True)
+    # The whole card's plan believes in all of its multiprocessors.
+    whole = replace(whole, values={k: v for k, v in whole.values.items() if k != "partition.multiprocessors"})
+    held = None
+    if timings is not None:
+        taken = Timings.from_json(timings.read_text(encoding="utf-8"), str(timings))
+        held = replace(taken, fingerprint=whole.fingerprint)  # of that very card, not of the shipped profile's
+    return plan_for(whole, here.source.config, LIMITS, Switches(), held)[0]
+
+
+def show(here: Setup, whole: Plan) -> None:
+    """What the small card measured and what its plan changes."""
+    for name in ("partition.multiprocessors", "memory.read_bandwidth", "compute.matmul_bfloat16", "memory.free"):
+        print(f"  {name}: {here.profile.values[name].value}")
+    for field in dataclasses.fields(here.plan):
+        own, other = (getattr(plan, field.name) for plan in (here.plan, whole))
+        if own != other and field.name not in ("memory", "step_model"):
+            print(f"  {field.name}: own {str(own)[:160]}, whole {str(other)[:160]}")
+
+
+def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> dict[str, dict[str, list[float]]]:
+    """Tokens a second by case and plan, a sample a turn; every second turn goes backwards."""
+    small = {label: replace(plan, num_blocks=KV_TOKENS // plan.page_size + 1, max_context_tokens=4096) for label, plan in plans.items()}  # fmt: skip
+    devices = {label: loaded.device(plan) for label, plan in small.items()}
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def time(case: str, label: str, tokens: int, batch: StepBatch, steps: int) -> None:
+        seconds = statistics.median(step_seconds(devices[label], batch, steps))
+        found.setdefault(case, {name: [] for name in plans})[label].append(tokens / seconds)
+
+    for turn in range(TURNS):
+        for label in list(plans)[::-1] if turn % 2 else plans:
+            for batch, context in CELLS:
+                step = decode_batch(small[label], batch, context)
+                time(f"decode-b{batch}-c{context}", label, batch, step, 8)
+            chunk = min(small[label].max_batch_tokens, PROMPT_TOKENS)
+            time("prefill", label, chunk, prefill_batch(small[label], here.source.config, chunk), 4)
+    for device in devices.values():
+        device.close()
     return found
 
 
@@ -50,40 +84,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--profile", default="h200", help="of the whole card")
+    parser.add_argument("--whole-timings", type=Path, help="kernels as timed on the whole card")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    source = open_model(f"random:{options.model}", Path())
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
-    own, _ = profile_device(found, CACHE)
-    whole, _ = take_forced(find_profile(options.profile), found.facts, found.fingerprint, found.values, force=True)
-    # The whole card's plan believes in all of its multiprocessors. Neither has timed kernels.
-    whole = replace(whole, values={k: v for k, v in whole.values.items() if k != "partition.multiprocessors"})
-    plan, unchanged = (plan_for(profile, source.config, LIMITS, Switches())[0] for profile in (own, whole))
-    for name in ("partition.multiprocessors", "memory.read_bandwidth", "compute.matmul_bfloat16", "memory.free"):
-        print(
-            f"  {name}: small {own.values[name].value}, whole {whole.values[name].value if name in whole.values else None}"
-        )
-    for field in dataclasses.fields(plan):
-        if getattr(plan, field.name) != getattr(unchanged, field.name) and field.name not in ("memory", "step_model"):
-            print(
-                f"  {field.name}: own {str(getattr(plan, field.name))[:160]}, whole {str(getattr(unchanged, field.name))[:160]}"
-            )
-    loaded = Loaded(source)
-    changed = rates(loaded, source.config, plan)
-    kept = rates(loaded, source.config, unchanged)
+    here = tuned([options.model])[options.model]
+    whole = whole_plan(here, options.profile, options.whole_timings)
+    show(here, whole)
+    found = rates(Loaded(here.source), here, {"own": here.plan, "whole": whole})
     results: list[Result] = []
-    for case, samples in changed.items():
-        base = statistics.median(kept[case])
-        gain = statistics.median(samples) / base
-        note = f"own plan {statistics.median(samples):.0f}, whole card's plan {base:.0f} tokens/s"
-        print(f"  {case}: {gain:.3f} ({note})", flush=True)
+    for case, by_plan in found.items():
+        own, base = (statistics.median(by_plan[label]) for label in ("own", "whole"))
+        note = f"own plan {own:.0f}, whole card's plan {base:.0f} tokens/s"
+        print(f"  {case}: {own / base:.3f} ({note})", flush=True)
         results.append(
             {"bench": "small_card", "case": case, "metric": "own_plan_over_whole", "note": note, "predicted": 1.05,
-             "samples": [sample / base for sample in samples]}
+             "samples": [a / b for a, b in zip(by_plan["own"], by_plan["whole"], strict=True)]}
         )  # fmt: skip
     if options.out:
-        body = {"model": options.model, "device": own.device.name, "results": results}
-        body.update(environment(own.device.index))
+        options.out.mkdir(parents=True, exist_ok=True)
+        body = {"model": options.model, "device": here.profile.device.name, "results": results}
+        body.update(environment(here.profile.device.index))
         (options.out / f"small_card-{options.model}.json").write_text(json.dumps(body, indent=1))
 
 
