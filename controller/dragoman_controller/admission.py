@@ -15,7 +15,8 @@ from typing import Protocol
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
-from dragoman_controller.placer import Granted, Placer
+from dragoman_controller.granted import Granted
+from dragoman_controller.placer import Placer
 from dragoman_controller.poison import VERDICT_SECONDS, PoisonGuard
 from dragoman_controller.policy import Policy, PolicyStore
 from dragoman_controller.queue import Entry, FairQueue

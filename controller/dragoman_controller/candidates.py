@@ -310,7 +310,8 @@ class Candidates:
         if view.excluded_because or view.num_free_slots <= 0:
             table.close(index)
             return
-        batch_size = min(view.num_running + 1, view.max_running_requests)
+        batch_size, most = view.num_running + 1, view.max_running_requests
+        batch_size = most if batch_size > most else batch_size
         steps, pace = view.steps, view.pace
         table.put(
             index,
@@ -358,10 +359,12 @@ class Candidates:
         self._winners[_size_class(shape)] = indices
 
     def _count(self, view: AgentView, sign: int) -> None:
-        self.num_able += sign * view.is_able
+        if view.num_free_slots > 0 and not view.excluded_because:
+            self.num_able += sign
         if view.state == "serving":
-            self.num_places += sign * view.max_running_requests
-            self.num_free += sign * (view.max_running_requests - view.num_running)
+            most = view.max_running_requests
+            self.num_places += sign * most
+            self.num_free += sign * (most - view.num_running)
 
     def _members_changed(self) -> None:
         contexts = sorted({view.max_context_tokens for view in self.views})

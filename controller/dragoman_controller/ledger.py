@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from dragoman_controller.fleet import Load
@@ -86,7 +87,8 @@ class _Account:
 
     def queue_up(self, grant: Grant) -> None:
         """Its prefill begins when those before it have ended, or at once."""
-        self.busy_until = max(self.busy_until, grant.granted_at) + grant.prefill_seconds
+        begun, granted_at = self.busy_until, grant.granted_at
+        self.busy_until = (begun if begun > granted_at else granted_at) + grant.prefill_seconds
 
     def settle(self, before: float) -> None:
         """Forgets what was granted before the report knew of it."""
@@ -114,13 +116,14 @@ class Ledger:
         account = self._accounts.get(life)
         if account is None:
             account = self._accounts[life] = _Account()
-        account.open[grant.jti] = grant
+        jti, num_slots = grant.jti, grant.num_slots
+        account.open[jti] = grant
         account.recent.append(grant)
         account.count(grant, 1)
         account.queue_up(grant)
-        account.num_open_slots += grant.num_slots
+        account.num_open_slots += num_slots
         self._running[grant.tenant] += 1
-        self._by_jti[grant.jti] = grant
+        self._by_jti[jti] = grant
         if grant.fallback_jti is not None:
             self._by_jti[grant.fallback_jti] = grant
 
@@ -164,9 +167,12 @@ class Ledger:
         many run; of what is open beyond it the oldest are taken for unused.
         """
         account = self._accounts.get((agent_id, epoch))
-        if account is None:
+        if account is None or len(account.open) <= load.num_requests:
             return []
-        expired = [g for g in account.open.values() if g.usable_until + EXPIRY_MARGIN_SECONDS <= now]
+        # Grants are kept in the order in which their tickets run out.
+        expired = list(
+            takewhile(lambda grant: grant.usable_until + EXPIRY_MARGIN_SECONDS <= now, account.open.values())
+        )
         surplus = expired[: max(len(expired) - load.num_requests, 0)]
         for grant in surplus:
             self._close(grant)
@@ -186,19 +192,22 @@ class Ledger:
                 load.running_requests,
                 sampled_at + pending_seconds,
             )
-        account.settle(sampled_at - TRAVEL_SECONDS)
+        recent, before = account.recent, sampled_at - TRAVEL_SECONDS
+        if recent and (recent[0].ended or recent[0].granted_at < before):
+            account.settle(before)
         if sampled_at != account.sampled_at:
             # A new report: what it knows of is in its pending tokens. Those granted since are few.
             account.sampled_at, account.busy_until = sampled_at, sampled_at + pending_seconds
-            for grant in account.recent:
+            for grant in recent:
                 if not grant.ended:
                     account.queue_up(grant)
+        num_requests, num_slots = load.num_requests + account.recent_slots, account.num_open_slots
         return Debit(
-            num_requests=max(load.num_requests + account.recent_slots, account.num_open_slots),
-            pending_prefill_tokens=load.pending_prefill_tokens + account.recent_uncached,
-            context_tokens=load.running_context_tokens + account.recent_context,
-            num_contexts=load.running_requests + account.recent_slots,
-            busy_until=account.busy_until,
+            num_requests if num_requests > num_slots else num_slots,
+            load.pending_prefill_tokens + account.recent_uncached,
+            load.running_context_tokens + account.recent_context,
+            load.running_requests + account.recent_slots,
+            account.busy_until,
         )
 
     def _close(self, grant: Grant) -> None:

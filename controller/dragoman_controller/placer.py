@@ -10,16 +10,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from dragoman.prefix_hash import UNIT_TOKENS
-from dragoman_controller.candidates import AgentView, Candidates, Score, Shape
+from dragoman_controller.candidates import Candidates, Score, Shape
 from dragoman_controller.explain import PlacementRecord, Placements
 from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
+from dragoman_controller.granted import Destination, Granted, Ticket
 from dragoman_controller.ledger import Grant, Ledger
 from dragoman_controller.native.library import Library
 from dragoman_controller.placement import Choose, Placement, place
 from dragoman_controller.prefix_index import PrefixIndex
-from dragoman_controller.quote import AgentQuotes, Features, Judgement, Quote, Quotes, Went
+from dragoman_controller.quote import Judgement, Quote, Quotes, Went
 from dragoman_controller.requests import AdmissionRequest, Resume, shape_of
-from dragoman_controller.tickets import USABLE_SECONDS, Bearer, Claims, Minted, TicketMinter
+from dragoman_controller.served import Expected, Served, claims_of, expect, quote_of
+from dragoman_controller.tickets import USABLE_SECONDS, Bearer, RequestPart, TicketMinter
 from dragoman_controller.views import PromptSizes, ServiceTimes, plan_of, view_of
 
 _OTHER_PLAN = "a stream goes on where plan and architecture are those it began with"
@@ -30,61 +32,7 @@ _RATE_SECONDS = 0.5
 _MAX_TOTAL_SECONDS = 1e6
 _USABLE_MS = int(USABLE_SECONDS * 1000)
 _NOBODY: Mapping[str, str] = MappingProxyType({})
-
-
-class Ticket(NamedTuple):
-    """One ticket as handed to a client; `usable_seconds` from now."""
-
-    minted: Minted
-    data_address: str
-    usable_seconds: float
-    expected_cached_tokens: int
-    agent_id: str
-    epoch: int
-
-    @property
-    def token(self) -> bytes:
-        """What the client shows the agent."""
-        return self.minted.token
-
-    @property
-    def jti(self) -> bytes:
-        """The id of the ticket."""
-        return self.minted.jti
-
-
-class Granted(NamedTuple):
-    """Admission: the ticket, maybe a second one for another agent, and the promise."""
-
-    ticket: Ticket
-    fallback: Ticket | None
-    quote: Quote
-    usable_until: float
-
-    def aged(self, now: float) -> Granted:
-        """The same grant given out again later."""
-        left = max(self.usable_until - now, 0.0)
-        fallback = self.fallback._replace(usable_seconds=left) if self.fallback else None
-        return self._replace(ticket=self.ticket._replace(usable_seconds=left), fallback=fallback)
-
-
-class _Served(NamedTuple):
-    """One model of a member, as its tickets need it."""
-
-    member: Member
-    model: ModelSpec
-    bearer: Bearer
-    quotes: AgentQuotes
-
-
-class _Expected(NamedTuple):
-    """Seconds as the weights of the agent have it."""
-
-    ttft_seconds: float
-    tpot_seconds: float
-    features: Features
-    prefill_seconds: float
-    waits_for_slot: bool
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class _Placed(NamedTuple):
@@ -120,7 +68,9 @@ class Placer:
         self.service_times = ServiceTimes()
         self._models: dict[str, Candidates] = {}
         self._prompt_sizes = PromptSizes()
-        self._served: dict[tuple[str, str], _Served] = {}
+        self._served: dict[tuple[str, str], Served] = {}
+        self._served_by: dict[str, tuple[Served, ...]] = {}
+        """Every model of an agent, by its id."""
         # Read for each request that waits or is turned away: a flood of them must not cost a look at every agent.
         self._rates: dict[str, tuple[float, float]] = {}
         # Outlives the agent: its streams are resumed when it is gone.
@@ -176,24 +126,28 @@ class Placer:
 
     def refresh(self, member: Member) -> None:
         """Makes the views of a member anew, from its present load and grants."""
-        load, now = member.load, self._clock()
+        self._quotes.of(member.agent_id)  # a member is not forgotten for others
+        self._refresh(member)
+
+    def _refresh(self, member: Member) -> None:
+        spec, load, now = member.spec, member.load, self._clock()
+        all_served = self._served_by.get(spec.agent_id)
+        if all_served is None or all_served[0].member is not member or all_served[0].spec is not spec:
+            all_served = self._learn_models(member)
+        pending_tokens, pending_seconds = load.pending_prefill_tokens, 0.0
+        if pending_tokens:
+            weight = all_served[0].quotes.weights.prefill
+            pending_seconds = weight * all_served[0].model.steps.prefill_seconds(pending_tokens)
         sampled_at = member.heard_at - load.age_seconds
-        weight = self._quotes.of(member.agent_id).weights.prefill
-        pending_seconds = weight * member.spec.models[0].steps.prefill_seconds(load.pending_prefill_tokens)
-        debit = self._ledger.debit(member.agent_id, member.epoch, load, sampled_at, pending_seconds)
-        for model in member.spec.models:
-            candidates = self._models.get(model.name)
-            if candidates is None:
-                candidates = self._learn_model(model.name)
-            served = self._served.get((member.agent_id, model.name))
-            if served is None or served.member is not member or served.model is not model:
-                bearer = Bearer(member.agent_id, member.epoch, model.digest)
-                served = _Served(member, model, bearer, self._quotes.of(member.agent_id))
-                self._served[member.agent_id, model.name] = served
-            candidates.put(view_of(member, model, debit, self.service_times, served.quotes, now))
+        debit = self._ledger.debit(spec.agent_id, member.epoch, load, sampled_at, pending_seconds)
+        for served in all_served:
+            served.candidates.put(
+                view_of(member, served.model, debit, self.service_times, served.quotes, now, served.plan)
+            )
 
     def remove(self, member: Member) -> None:
         """Drops the views of a member that left, or whose models changed."""
+        self._served_by.pop(member.agent_id, None)
         for name, candidates in self._models.items():
             candidates.remove(member.agent_id)
             self._served.pop((member.agent_id, name), None)
@@ -205,8 +159,9 @@ class Placer:
         if placed is None:
             return None
         view = placed.candidates.views[placed.placement.chosen]
-        expected = self._expect(placed, view, self._clock())
-        return self._quote(request, expected, view), view.agent_id
+        served = self._served[view.agent_id, request.model]
+        expected = expect(placed.placement.score, placed.shape, served, view, self._clock())
+        return quote_of(request, expected, served), view.agent_id
 
     def grant(self, request: AdmissionRequest, queue_seconds: float) -> Granted | None:
         """Places the request, mints and debits; None when no agent can take it now."""
@@ -214,41 +169,41 @@ class Placer:
         if placed is None:
             return None
         now = self._clock()
-        candidates, shape, placement = placed.candidates, placed.shape, placed.placement
-        views = candidates.views
-        chosen = views[placement.chosen]
-        expected = self._expect(placed, chosen, now)
-        quote = self._quote(request, expected, chosen)
-        served = self._served[chosen.agent_id, request.model]
-        claims = self._claims(request, served.model)
-        part = self._minter.request_part(claims)
-        ticket = self._ticket(request, served, part, placement.score.cached_tokens, now)
+        model, candidates, shape, cached_tokens, excluded, placement = placed
+        index, score, fallback_index, num_ties = placement
+        chosen = candidates.views[index]
+        served = self._served[chosen.agent_id, model]
+        expected = expect(score, shape, served, chosen, now)
+        quote = quote_of(request, expected, served)
+        part = RequestPart(claims_of(request, served.model))
+        ticket = self._ticket(request, served, part, score.cached_tokens, now)
         fallback = None
-        if placement.fallback is not None:
-            other_id = views[placement.fallback].agent_id
-            cached = min(placed.cached_tokens.get(other_id, 0), shape.prompt_tokens - 1)
-            other = self._served[other_id, request.model]
+        if fallback_index is not None:
+            other_id = candidates.views[fallback_index].agent_id
+            cached = min(cached_tokens.get(other_id, 0), shape.prompt_tokens - 1) if cached_tokens else 0
+            other = self._served[other_id, model]
             if other.model.max_context_tokens != served.model.max_context_tokens:
-                part = self._minter.request_part(self._claims(request, other.model))
+                part = RequestPart(claims_of(request, other.model))
             fallback = self._ticket(request, other, part, cached, now)
         snapshot = candidates.snapshot()
-        self._debit(request, shape, placement.score, expected, served, ticket, fallback, now)
+        usable_until = now + USABLE_SECONDS
+        self._debit(request, shape, score, expected, served, ticket, fallback, now, usable_until)
         self._placements.add(
             PlacementRecord(
                 request.request_id,
-                request.model,
+                model,
                 shape,
                 snapshot,
-                placed.cached_tokens,
-                placed.excluded,
+                cached_tokens,
+                excluded,
                 chosen.agent_id,
-                placement.num_ties,
+                num_ties,
                 queue_seconds,
                 quote,
             )
         )
-        self.refresh(served.member)
-        return Granted(ticket, fallback, quote, now + USABLE_SECONDS)
+        self._refresh(served.member)
+        return Granted(ticket, fallback, quote, usable_until)
 
     def learn(self, grant: Grant, outcome: Went, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Judgement]:
         """Takes how a request of the agent it was placed at went; tells how its quote did.
@@ -281,7 +236,32 @@ class Placer:
             if member is not None and member.epoch == grant.epoch:
                 self.refresh(member)
 
-    def _learn_model(self, name: str) -> Candidates:
+    def _learn_models(self, member: Member) -> tuple[Served, ...]:
+        """Takes up what a member serves, which it has told for the first time or anew."""
+        spec, quotes = member.spec, self._quotes.of(member.agent_id)
+        destination = Destination(spec.agent_id, member.epoch, spec.data_address)
+        all_served = tuple(
+            Served(
+                member,
+                spec,
+                model,
+                self._candidates_of(model.name),
+                Bearer(spec.agent_id, member.epoch, model.digest),
+                quotes,
+                plan_of(member, model),
+                destination,
+            )
+            for model in spec.models
+        )
+        self._served_by[spec.agent_id] = all_served
+        for served in all_served:
+            self._served[spec.agent_id, served.model.name] = served
+        return all_served
+
+    def _candidates_of(self, name: str) -> Candidates:
+        candidates = self._models.get(name)
+        if candidates is not None:
+            return candidates
         if len(self._models) >= _MAX_KNOWN_MODELS:
             gone = next((known for known, candidates in self._models.items() if not candidates.views), None)
             if gone is not None:
@@ -295,8 +275,8 @@ class Placer:
         candidates = self._models.get(request.model)
         if candidates is None:
             return None
-        held = self._index.lookup(request.block_hashes) if request.block_hashes else {}
-        cached = {agent_id: units * UNIT_TOKENS for agent_id, units in held.items()}
+        held = self._index.lookup(request.block_hashes) if request.block_hashes else None
+        cached = {agent_id: units * UNIT_TOKENS for agent_id, units in held.items()} if held else _NOTHING
         shape = shape_of(request, self._prompt_sizes.tokens(request), candidates.largest_context)
         candidates.learn(shape)
         if request.resume is not None:
@@ -314,83 +294,50 @@ class Placer:
             return {}
         return {view.agent_id: _OTHER_PLAN for view in candidates.views if view.plan != plan}
 
-    def _expect(self, placed: _Placed, view: AgentView, now: float) -> _Expected:
-        """What the request is expected to take at the chosen agent, and what that is made of."""
-        score, shape = placed.placement.score, placed.shape
-        # The view is as old as the agent's last beat or grant; the work in front has gone on since.
-        elapsed = max(now - view.made_at, 0.0)
-        decode = score.modelled_step_seconds
-        quotes = self._served[view.agent_id, placed.model].quotes
-        features = Features(
-            max(view.backlog_seconds - elapsed, 0.0),
-            view.steps.prefill_seconds(shape.prompt_tokens - score.cached_tokens),
-            view.running_step_seconds,
-            decode,
-            view.observed_step_seconds or decode,
-        )
-        ttft, tpot = quotes.expect(features)
-        ttft += max(view.slot_seconds - elapsed, 0.0)
-        return _Expected(ttft, tpot, features, quotes.weights.prefill * features.prefill, view.slot_seconds > 0.0)
-
-    def _quote(self, request: AdmissionRequest, expected: _Expected, view: AgentView) -> Quote:
-        delivered = request.resume.from_cursor // request.num_choices if request.resume else 0
-        num_tokens = max(request.output_tokens(view.max_context_tokens) - delivered, 1)
-        finish = expected.ttft_seconds + (num_tokens - 1) * expected.tpot_seconds
-        quotes = self._served[view.agent_id, request.model].quotes
-        return quotes.quote(expected.ttft_seconds, expected.tpot_seconds, finish)
-
-    def _claims(self, request: AdmissionRequest, model: ModelSpec) -> Claims:
-        resume = request.resume
-        return Claims(
-            request.prompt_digest,
-            request.max_prompt_tokens(model.max_context_tokens),
-            request.output_tokens(model.max_context_tokens),
-            request.priority,
-            request.deadline_budget_ms,
-            (resume.origin_epoch, resume.attempt, resume.from_cursor) if resume else None,
-        )
-
     def _ticket(
-        self, request: AdmissionRequest, served: _Served, part: bytes, cached_tokens: int, now: float
+        self, request: AdmissionRequest, served: Served, part: RequestPart, cached_tokens: int, now: float
     ) -> Ticket:
         member = served.member
         not_after_ms = member.agent_clock_ms(now) + _USABLE_MS
         minted = self._minter.mint(served.bearer, part, request.tenant, not_after_ms, member.confirmed_key_ids)
-        spec = member.spec
-        return Ticket(minted, spec.data_address, USABLE_SECONDS, cached_tokens, spec.agent_id, member.epoch)
+        return Ticket(minted, served.destination, USABLE_SECONDS, cached_tokens)
 
     def _debit(
         self,
         request: AdmissionRequest,
         shape: Shape,
         score: Score,
-        expected: _Expected,
-        served: _Served,
+        expected: Expected,
+        served: Served,
         ticket: Ticket,
         fallback: Ticket | None,
         now: float,
+        usable_until: float,
     ) -> None:
+        num_choices, prompt_tokens = request.num_choices, shape.prompt_tokens
+        ttft_seconds, tpot_seconds, features, prefill_seconds, waits_for_slot = expected
+        # By position, which takes half as long: there are many.
         self._ledger.add(
             Grant(
-                jti=ticket.jti,
-                key=request.key,
-                tenant=request.tenant,
-                model=request.model,
-                agent_id=ticket.agent_id,
-                epoch=ticket.epoch,
-                granted_at=now,
-                usable_until=now + USABLE_SECONDS,
-                num_slots=min(request.num_choices, served.model.num_slots),
-                uncached_tokens=shape.prompt_tokens - score.cached_tokens,
-                prompt_tokens=shape.prompt_tokens,
-                output_tokens=shape.output_tokens,
-                ttft_seconds=expected.ttft_seconds,
-                tpot_seconds=expected.tpot_seconds,
-                prompt_bytes=request.prompt_bytes if request.prompt_tokens is None else 0,
-                features=expected.features,
-                prefill_seconds=expected.prefill_seconds,
-                waits_for_slot=expected.waits_for_slot,
-                fallback_jti=fallback.jti if fallback else None,
+                ticket.minted.jti,
+                request.key,
+                request.tenant,
+                request.model,
+                served.destination.agent_id,
+                served.destination.epoch,
+                now,
+                usable_until,
+                num_choices if num_choices == 1 else min(num_choices, served.model.num_slots),
+                prompt_tokens - score.cached_tokens,
+                prompt_tokens,
+                shape.output_tokens,
+                ttft_seconds,
+                tpot_seconds,
+                fallback.minted.jti if fallback else None,
+                request.prompt_bytes if request.prompt_tokens is None else 0,
+                features,
+                prefill_seconds,
+                waits_for_slot,
             )
         )
 

@@ -38,12 +38,41 @@ class Estimate(NamedTuple):
     p90: float
 
 
-class Quote(NamedTuple):
-    """What is promised of a request, from its acceptance at the agent."""
+class Quantiles(NamedTuple):
+    """Of the ratios of observed to predicted seconds of one quantity."""
 
-    time_to_first_token: Estimate
-    time_per_output_token: Estimate
-    finish: Estimate
+    p10: float
+    p50: float
+    p90: float
+
+    def estimate(self, predicted_seconds: float) -> Estimate:
+        """The calibrated prediction."""
+        return Estimate(predicted_seconds * self.p50, predicted_seconds * self.p10, predicted_seconds * self.p90)
+
+
+class Quote(NamedTuple):
+    """What is promised of a request, from its acceptance at the agent: predictions, and the ratios around each."""
+
+    ttft_seconds: float
+    tpot_seconds: float
+    finish_seconds: float
+    ratios: tuple[Quantiles, Quantiles, Quantiles]
+    """Of TTFT, TPOT and finish."""
+
+    @property
+    def time_to_first_token(self) -> Estimate:
+        """Seconds to the first token."""
+        return self.ratios[0].estimate(self.ttft_seconds)
+
+    @property
+    def time_per_output_token(self) -> Estimate:
+        """Mean seconds between two tokens."""
+        return self.ratios[1].estimate(self.tpot_seconds)
+
+    @property
+    def finish(self) -> Estimate:
+        """Seconds to the last token."""
+        return self.ratios[2].estimate(self.finish_seconds)
 
 
 class Features(NamedTuple):
@@ -83,7 +112,7 @@ class Weights(NamedTuple):
 class ErrorRatios:
     """The latest ratios of observed to predicted seconds of one quantity."""
 
-    __slots__ = ("_latest", "_sorted", "high_level", "low_level", "p10", "p50", "p90")
+    __slots__ = ("_latest", "_sorted", "high_level", "low_level", "quantiles")
 
     def __init__(self) -> None:
         self._latest = deque(PRIOR_RATIOS)
@@ -98,22 +127,22 @@ class ErrorRatios:
         What is to come differs from what was: more than one in ten may fall outside the quantiles of the past. So the
         levels follow how often that happened (adaptive conformal inference, Gibbs and Candes 2021).
         """
-        self.low_level = _moved(self.low_level, ratio < self.p10)
-        self.high_level = _moved(self.high_level, ratio > self.p90)
+        self.low_level = _moved(self.low_level, ratio < self.quantiles.p10)
+        self.high_level = _moved(self.high_level, ratio > self.quantiles.p90)
         self._latest.append(ratio)
         insort(self._sorted, ratio)
         if len(self._latest) > MAX_NUM_RATIOS:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
         self._measure()
 
-    def estimate(self, predicted_seconds: float) -> Estimate:
-        """The calibrated prediction."""
-        return Estimate(predicted_seconds * self.p50, predicted_seconds * self.p10, predicted_seconds * self.p90)
-
     def _measure(self) -> None:
-        last = len(self._sorted) - 1
-        shares = self.low_level, 0.5, 1.0 - self.high_level
-        self.p10, self.p50, self.p90 = (self._sorted[round(share * last)] for share in shares)
+        ordered = self._sorted
+        last = len(ordered) - 1
+        self.quantiles = Quantiles(
+            ordered[round(self.low_level * last)],
+            ordered[round(0.5 * last)],
+            ordered[round((1.0 - self.high_level) * last)],
+        )
 
 
 def _moved(level: float, is_outside: bool) -> float:
@@ -154,11 +183,13 @@ class AgentQuotes:
         "_tpot",
         "_ttft",
         "pace",
+        "ratios",
         "weights",
     )
 
     def __init__(self) -> None:
         self._ttft, self._tpot, self._finish = ErrorRatios(), ErrorRatios(), ErrorRatios()
+        self.ratios = self._ttft.quantiles, self._tpot.quantiles, self._finish.quantiles
         self.weights = Weights()
         self._first = Regression(self.weights[:4])
         self._decode = Regression(self.weights[4:])
@@ -169,35 +200,36 @@ class AgentQuotes:
 
     def expect(self, features: Features) -> tuple[float, float]:
         """Expected TTFT and TPOT, which intervals are put around."""
-        ttft = self._first.predict((*features[:3], _OVERHEAD_SECONDS))
-        tpot = self._decode.predict((*features[3:], _STEP_SECONDS))
-        return max(ttft, _MIN_SECONDS), max(tpot, _MIN_SECONDS)
+        queue, prefill, step, decode, observed_step = features
+        weights = self.weights
+        # Written out, in the order of Regression.predict.
+        ttft = weights[0] * queue + weights[1] * prefill + weights[2] * step + weights[3] * _OVERHEAD_SECONDS
+        tpot = weights[4] * decode + weights[5] * observed_step + weights[6] * _STEP_SECONDS
+        return ttft if ttft > _MIN_SECONDS else _MIN_SECONDS, tpot if tpot > _MIN_SECONDS else _MIN_SECONDS
 
     def quote(self, ttft_seconds: float, tpot_seconds: float, finish_seconds: float) -> Quote:
         """The quote from what the weights expect."""
-        return Quote(
-            self._ttft.estimate(ttft_seconds), self._tpot.estimate(tpot_seconds), self._finish.estimate(finish_seconds)
-        )
+        return Quote(ttft_seconds, tpot_seconds, finish_seconds, self.ratios)
 
     def judge(self, predicted: tuple[float, float, float], outcome: Went) -> list[Judgement]:
         """Takes an outcome; `predicted` are TTFT, TPOT and finish as the weights had it, for the tokens that came."""
         judgements = []
+        ttft_seconds, total_seconds, num_tokens = outcome
+        tpot_seconds = (total_seconds - ttft_seconds) / (num_tokens - 1) if num_tokens > 1 else 0.0
         for quantity, ratios, expected, observed in (
-            ("time_to_first_token", self._ttft, predicted[0], outcome.ttft_seconds),
-            ("time_per_output_token", self._tpot, predicted[1], outcome.tpot_seconds),
-            ("finish", self._finish, predicted[2], outcome.total_seconds),
+            ("time_to_first_token", self._ttft, predicted[0], ttft_seconds),
+            ("time_per_output_token", self._tpot, predicted[1], tpot_seconds),
+            ("finish", self._finish, predicted[2], total_seconds),
         ):
             if expected <= 0 or observed <= 0:
                 continue
-            promised = ratios.estimate(expected)
+            p10, p50, p90 = ratios.quantiles
+            middle = expected * p50
             judgements.append(
-                Judgement(
-                    quantity,
-                    abs(observed - promised.expected) / promised.expected,
-                    promised.p10 <= observed <= promised.p90,
-                )
+                Judgement(quantity, abs(observed - middle) / middle, expected * p10 <= observed <= expected * p90)
             )
             ratios.add(observed / expected)
+        self.ratios = self._ttft.quantiles, self._tpot.quantiles, self._finish.quantiles
         return judgements
 
     def learn(self, features: Features, outcome: Went, now: float) -> bool:

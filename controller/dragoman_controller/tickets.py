@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from dragoman.errors import DragomanError
 from dragoman.limits import TICKET_JTI_BYTES, TICKET_KEY_BYTES, TICKET_MODEL_DIGEST_BYTES, TICKET_VERSION
 from dragoman.v1 import error_pb2, ticket_pb2
+from dragoman_controller.wire import length_delimited, varint, varint_field
 
 # Holds for agent ids up to 28 bytes; a longer id makes the ticket longer by as much.
 MAX_TICKET_BYTES = 199
@@ -31,6 +32,14 @@ USABLE_SECONDS = 10.0
 _INFO_PREFIX = b"dragoman ticket v1"
 _MAX_RANDOM_KEY_ID = 1 << 14
 _BLOCK_BYTES = 64
+# Asking the system for random bytes takes as long for many ids as for one.
+_NUM_IDS_DRAWN = 256
+# Filled in for each request: a message costs as much to make as to serialize.
+_REQUEST_PART = ticket_pb2.TicketClaims()
+_JTI_FIELD = length_delimited(ticket_pb2.TicketClaims, "jti") + bytes([TICKET_JTI_BYTES])
+_NOT_AFTER_FIELD = varint_field(ticket_pb2.TicketClaims, "not_after_ms")
+_CLAIMS_FIELD = length_delimited(ticket_pb2.SignedTicket, "claims")
+_MAC_FIELD = length_delimited(ticket_pb2.SignedTicket, "mac") + bytes([SHA256.digest_size])
 _KEY_LINE = re.compile(r"(?P<key_id>\d+)\s+(?P<key>[0-9a-fA-F]{64})")
 
 
@@ -123,18 +132,56 @@ class Signer:
         return outer.digest()
 
 
+class RequestPart:
+    """What the tickets of one request have in common; serialized when the first of them is asked for, once."""
+
+    __slots__ = ("_claims", "_serialized")
+
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+        self._serialized = b""
+
+    def serialized(self) -> bytes:
+        """As fields of TicketClaims."""
+        if not self._serialized:
+            claims, part = self._claims, _REQUEST_PART
+            part.prompt_digest = claims.prompt_digest
+            part.max_prompt_tokens, part.max_output_tokens = claims.max_prompt_tokens, claims.max_output_tokens
+            part.priority = claims.priority  # type: ignore[assignment]
+            part.deadline_budget_ms = claims.deadline_budget_ms
+            if claims.resume is not None:
+                resume = part.resume
+                resume.origin_epoch, resume.attempt, resume.from_cursor = claims.resume
+            elif part.HasField("resume"):
+                part.ClearField("resume")
+            self._serialized = part.SerializeToString()
+        return self._serialized
+
+
 class Minted(NamedTuple):
-    """A ticket, and the id its outcome will be reported under. Signed when its bytes are asked for, the same each time."""
+    """A ticket, and the id its outcome will be reported under. Written and signed when its bytes are asked for."""
 
     jti: bytes
-    claims: bytes
     signer: Signer
+    request_part: RequestPart
+    tenant: str
+    not_after_ms: int
 
     @property
     def token(self) -> bytes:
-        """The bytes that the client gets. A batch is signed and written out when all of it is decided."""
-        token = ticket_pb2.SignedTicket(claims=self.claims, mac=self.signer.mac(self.claims)).SerializeToString()
-        if len(token) > self.signer.max_ticket_bytes:
+        """The bytes that the client gets, the same each time. A batch is signed and written when all of it is decided.
+
+        The claims are put together from serialized parts: protobuf reads messages one after the other as one message
+        with the fields of all.
+        """
+        signer = self.signer
+        own = b"".join((_JTI_FIELD, self.jti, _NOT_AFTER_FIELD, varint(self.not_after_ms)))
+        claims = signer.claims + self.request_part.serialized() + own
+        if self.tenant:
+            tenant = _fit_tenant(self.tenant, signer.max_ticket_bytes - _signed_size(len(claims)) - 2)
+            claims += ticket_pb2.TicketClaims(tenant=tenant).SerializeToString()
+        token = b"".join((_CLAIMS_FIELD, varint(len(claims)), claims, _MAC_FIELD, signer.mac(claims)))
+        if len(token) > signer.max_ticket_bytes:
             raise AssertionError(f"a ticket of {len(token)} bytes")
         return token
 
@@ -147,8 +194,7 @@ class TicketMinter:
             raise ValueError("a minter needs at least one cell key")
         self._keys = keys
         self._signers: dict[Bearer, tuple[tuple[int, ...] | None, Signer]] = {}
-        # The parts of a ticket, made once and filled in for each: a message costs as much to make as to serialize.
-        self._request_part, self._own_part = ticket_pb2.TicketClaims(), ticket_pb2.TicketClaims()
+        self._ids: list[bytes] = []
 
     @property
     def keys(self) -> tuple[CellKey, ...]:
@@ -176,43 +222,25 @@ class TicketMinter:
         for bearer in [one for one in self._signers if one.agent_id == agent_id and one.epoch == epoch]:
             del self._signers[bearer]
 
-    def request_part(self, claims: Claims) -> bytes:
-        """What every ticket of one request has in common, serialized."""
-        part = self._request_part
-        part.prompt_digest = claims.prompt_digest
-        part.max_prompt_tokens, part.max_output_tokens = claims.max_prompt_tokens, claims.max_output_tokens
-        part.priority = claims.priority  # type: ignore[assignment]
-        part.deadline_budget_ms = claims.deadline_budget_ms
-        if claims.resume is not None:
-            resume = part.resume
-            resume.origin_epoch, resume.attempt, resume.from_cursor = claims.resume
-        else:
-            part.ClearField("resume")
-        return part.SerializeToString()
-
     def mint(
         self,
         bearer: Bearer,
-        request_part: bytes,
+        request_part: RequestPart,
         tenant: str,
         not_after_ms: int,
         confirmed_key_ids: tuple[int, ...] | None = None,
     ) -> Minted:
         """A ticket of under 200 bytes, see MAX_TICKET_BYTES. `not_after_ms` is in the agent's monotonic clock.
 
-        `confirmed_key_ids`: keys the agent holds; None means all. The claims are put together from serialized parts:
-        protobuf reads messages one after the other as one message with the fields of all.
+        `confirmed_key_ids`: keys the agent holds; None means all.
         """
-        signer = self._signer(bearer, confirmed_key_ids)
-        jti = os.urandom(TICKET_JTI_BYTES)
-        own = self._own_part
-        own.jti, own.not_after_ms = jti, not_after_ms
-        body = signer.claims + request_part + own.SerializeToString()
-        if tenant:
-            own.tenant = _fit_tenant(tenant, signer.max_ticket_bytes - _signed_size(len(body)) - 2)
-            body = signer.claims + request_part + own.SerializeToString()
-            own.tenant = ""
-        return Minted(jti, body, signer)
+        known = self._signers.get(bearer)
+        signer = known[1] if known is not None and known[0] == confirmed_key_ids else None
+        if signer is None:
+            signer = self._make_signer(bearer, confirmed_key_ids)
+        if not self._ids:
+            self._ids = _draw_ids()
+        return Minted(self._ids.pop(), signer, request_part, tenant, not_after_ms)
 
     def open(self, token: bytes) -> ticket_pb2.TicketClaims:
         """The claims of one of our own tickets. Raises TICKET_INVALID when it is not one."""
@@ -230,10 +258,7 @@ class TicketMinter:
             raise _invalid_ticket("its signature does not fit")
         return claims
 
-    def _signer(self, bearer: Bearer, confirmed: tuple[int, ...] | None) -> Signer:
-        known = self._signers.get(bearer)
-        if known is not None and known[0] == confirmed:
-            return known[1]
+    def _make_signer(self, bearer: Bearer, confirmed: tuple[int, ...] | None) -> Signer:
         key = self._keys[0]
         if confirmed is not None:
             key = next((one for one in self._keys if one.key_id in confirmed), key)
@@ -249,6 +274,11 @@ class TicketMinter:
         signer = Signer(secret, part.SerializeToString(), limit)
         self._signers[bearer] = confirmed, signer
         return signer
+
+
+def _draw_ids() -> list[bytes]:
+    drawn = os.urandom(_NUM_IDS_DRAWN * TICKET_JTI_BYTES)
+    return [drawn[start : start + TICKET_JTI_BYTES] for start in range(0, len(drawn), TICKET_JTI_BYTES)]
 
 
 def _signed_size(claims_bytes: int) -> int:

@@ -82,50 +82,60 @@ def plan_of(member: Member, model: ModelSpec) -> bytes:
 
 
 def view_of(
-    member: Member, model: ModelSpec, debit: Debit, service_times: ServiceTimes, quotes: AgentQuotes, now: float
+    member: Member,
+    model: ModelSpec,
+    debit: Debit,
+    service_times: ServiceTimes,
+    quotes: AgentQuotes,
+    now: float,
+    plan: bytes,
 ) -> AgentView:
-    """The view of one model of a member; `quotes`: what was learnt of it.
+    """The view of one model of a member; `quotes`: what was learnt of it; `plan`: as `plan_of`.
 
     Wait at the agent: the prompt tokens in front, at the prefill rate; where no slot is free, one mean request time
     over the number of slots for each request that has to end first; and the step that runs. Of the agent's own queue
     only so much is used as keeps it busy: who waits is for the fair queue here to say.
     """
-    num_requests, most, weights = debit.num_requests, model.max_running_requests, quotes.weights
-    backlog_seconds, slot_seconds, num_slots = max(debit.busy_until - now, 0.0), 0.0, model.num_slots
+    # Made for each grant and each beat: comparisons are written out, and the view is made by position.
+    num_requests, _, context_tokens, num_contexts, busy_until = debit
+    most, steps, state = model.max_running_requests, model.steps, member.state
+    slot_seconds, num_slots = 0.0, most + model.max_waiting_requests
+    backlog_seconds = busy_until - now if busy_until > now else 0.0
+    num_running, num_joined = num_requests, num_requests + 1
     if num_requests >= most:
-        mean_seconds = service_times.mean(member.agent_id, model)
+        mean_seconds = service_times.mean(member.spec.agent_id, model)
         slot_seconds = (num_requests - most + 1) * mean_seconds / most
         num_slots = most + min(model.max_waiting_requests, _num_ahead(most, mean_seconds))
-    num_free_slots = max(num_slots - num_requests, 0)
-    state = member.state
+        num_running = num_joined = most
+    num_free_slots = num_slots - num_requests if num_slots > num_requests else 0
     excluded = "" if state is AgentState.SERVING else _EXCLUSIONS[state]
     if not excluded and not num_free_slots:
         excluded = f"all its {num_slots} slots are taken"
-    num_running = min(num_requests, model.max_running_requests)
-    mean_context, observed = debit.mean_context_tokens, member.load.step_seconds
-    modelled_step = model.steps.row(num_running).at(mean_context) if num_running else 0.0
+    mean_context = context_tokens / num_contexts if num_contexts else 0.0
+    observed = member.load.step_seconds
+    modelled_step = steps.row(num_running).at(mean_context) if num_running else 0.0
+    queue_weight, pace = quotes.weights.queue, quotes.pace
+    queue_weight = 1.0 if queue_weight > 1.0 else _MIN_WEIGHT if queue_weight < _MIN_WEIGHT else queue_weight
     return AgentView(
-        agent_id=member.agent_id,
-        max_context_tokens=model.max_context_tokens,
-        num_free_slots=num_free_slots,
-        num_slots=model.num_slots,
-        num_running=num_running,
-        mean_context_tokens=mean_context,
-        queue_seconds=_SLOT_CAUTION * slot_seconds
-        + min(max(weights.queue, _MIN_WEIGHT), 1.0) * backlog_seconds
-        + quotes.pace * modelled_step,
-        max_running_requests=model.max_running_requests,
-        steps=model.steps,
-        row=model.steps.row(min(num_running + 1, model.max_running_requests)),
-        plan=plan_of(member, model),
-        excluded_because=excluded,
-        state=_LABELS[state],
-        pace=quotes.pace,
-        backlog_seconds=backlog_seconds,
-        slot_seconds=slot_seconds,
-        running_step_seconds=(observed or modelled_step) if num_running else 0.0,
-        observed_step_seconds=observed,
-        made_at=now,
+        member.spec.agent_id,
+        model.max_context_tokens,
+        num_free_slots,
+        num_slots,
+        num_running,
+        mean_context,
+        _SLOT_CAUTION * slot_seconds + queue_weight * backlog_seconds + pace * modelled_step,
+        most,
+        steps,
+        steps.row(num_joined),
+        plan,
+        excluded,
+        _LABELS[state],
+        pace,
+        backlog_seconds,
+        slot_seconds,
+        (observed or modelled_step) if num_running else 0.0,
+        observed,
+        now,
     )
 
 

@@ -11,7 +11,7 @@ from dragoman.v1 import error_pb2, ticket_pb2
 from dragoman_controller.admission import MAX_NUM_MISFITS, MAX_RETRY_SECONDS, Queued
 from dragoman_controller.cell import Outcome
 from dragoman_controller.fleet import AgentState, Load
-from dragoman_controller.placer import Granted
+from dragoman_controller.granted import Granted
 from dragoman_controller.policy import Policy, TenantPolicy
 from dragoman_controller.requests import Priority, Resume
 from dragoman_controller.shares import MAX_NUM_TENANTS

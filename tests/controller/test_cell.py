@@ -11,7 +11,7 @@ from dragoman_controller.cell import CommandResult, Outcome
 from dragoman_controller.commands import Drain, Outbox, RotateKeys
 from dragoman_controller.explain import Placements, reason, weigh
 from dragoman_controller.fleet import AgentState, Load
-from dragoman_controller.placer import Granted
+from dragoman_controller.granted import Granted
 from dragoman_controller.tickets import CellKey
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from dragoman_controller.admission import Answer
 from dragoman_controller.cell import Outcome
 from dragoman_controller.fleet import Load
-from dragoman_controller.placer import Granted
+from dragoman_controller.granted import Granted
 from dragoman_controller.shares import num_reserved
 
 NUM_AGENTS, NUM_SLOTS, NUM_WAITING = 4, 64, 64

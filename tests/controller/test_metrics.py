@@ -11,7 +11,7 @@ from tests.needs import need
 
 from dragoman_controller.metrics import ControllerMetrics
 from dragoman_controller.policy import ClassTarget, Policy
-from dragoman_controller.quote import Estimate, Judgement, Quote
+from dragoman_controller.quote import Judgement, Quantiles, Quote
 from dragoman_controller.requests import Priority
 
 
@@ -25,7 +25,7 @@ def test_every_event_is_counted(bench: Any) -> None:
     metrics.waited(Priority.BATCH, 0.2)
     metrics.hinted("refused")
     metrics.judged([Judgement("finish", 0.07, True), Judgement("finish", 0.5, False)])
-    slow = Quote(Estimate(2.0, 1.0, 3.0), Estimate(0.1, 0.1, 0.1), Estimate(9.0, 8.0, 10.0))
+    slow = Quote(2.0, 0.1, 9.0, (Quantiles(0.5, 1.0, 1.5),) * 3)
     metrics.quoted(Priority.BATCH, slow, Policy(targets={"batch": ClassTarget(1.0, 0.5)}))
     metrics.quoted(Priority.STANDARD, slow, Policy(targets={"batch": ClassTarget(1.0, 0.5)}))
     assert value(metrics, "dragoman_tickets_total", result="queue_full") == 1

@@ -10,7 +10,7 @@ from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 from dragoman_controller.cell import Outcome
 from dragoman_controller.fleet import AgentState
-from dragoman_controller.placer import Granted
+from dragoman_controller.granted import Granted
 from dragoman_controller.poison import MAX_NUM_SUSPECTS, QUARANTINE_SECONDS, PoisonGuard
 from dragoman_controller.requests import Resume
 

@@ -59,7 +59,7 @@ def test_quantiles_are_those_of_the_latest_128_ratios(count: int, seed: int) -> 
         errors.add(ratio)
     window = sorted([*PRIOR_RATIOS, *ratios][-MAX_NUM_RATIOS:])
     levels = errors.low_level, 0.5, 1 - errors.high_level
-    assert [errors.p10, errors.p50, errors.p90] == [window[round(q * (len(window) - 1))] for q in levels]
+    assert list(errors.quantiles) == [window[round(q * (len(window) - 1))] for q in levels]
     assert 0.0 < errors.low_level <= 0.2 and 0.0 < errors.high_level <= 0.2
 
 
@@ -69,7 +69,7 @@ def test_an_interval_of_the_past_that_is_too_narrow_for_what_comes_is_widened() 
     for number in range(3000):
         # The middle drifts as fast as the window follows: fixed quantiles of the window hold well under eight in ten.
         ratio = rng.lognormvariate(0.3 * math.sin(number / 40), 0.1)
-        inside.append(errors.p10 <= ratio <= errors.p90)
+        inside.append(errors.quantiles.p10 <= ratio <= errors.quantiles.p90)
         errors.add(ratio)
     assert 0.77 <= sum(inside[500:]) / len(inside[500:]) <= 0.83
 

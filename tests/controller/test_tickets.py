@@ -24,6 +24,7 @@ from dragoman_controller.tickets import (
     CellKey,
     Claims,
     Minted,
+    RequestPart,
     TicketMinter,
     derive_key,
     read_cell_keys,
@@ -95,7 +96,7 @@ def minted(mint: TicketMinter, confirmed: tuple[int, ...] | None = None, **field
     not_after_ms = fields.pop("not_after_ms", NOW_MS + 10_000)
     tenant = fields.pop("tenant", "team")
     claims = Claims(b"p" * 32, max_prompt_tokens=100, max_output_tokens=50, priority=2)._replace(**fields)
-    return mint.mint(bearer, mint.request_part(claims), tenant, not_after_ms, confirmed)
+    return mint.mint(bearer, RequestPart(claims), tenant, not_after_ms, confirmed)
 
 
 def minter(*keys: CellKey) -> TicketMinter:

@@ -12,7 +12,7 @@ from dragoman.v1 import admission_service_pb2 as pb
 from dragoman.v1 import admission_service_pb2_grpc as pb_grpc
 from dragoman_controller.admission import Answer, Queued
 from dragoman_controller.cell import Cell
-from dragoman_controller.placer import Granted
+from dragoman_controller.granted import Granted
 from dragoman_controller.requests import AdmissionRequest
 from dragoman_controller.rpc.convert import admission_request, fill_granted, fill_quote
 

@@ -11,7 +11,7 @@ from dragoman.v1 import admission_service_pb2, agent_pb2, agent_registry_service
 from dragoman_controller.cell import CommandResult, Controller, Outcome
 from dragoman_controller.commands import Command, Drain, Prefetch, Undrain
 from dragoman_controller.fleet import AgentSpec, AgentState, KvTerms, Load, Member, ModelSpec
-from dragoman_controller.placer import Granted, Ticket
+from dragoman_controller.granted import Granted, Ticket
 from dragoman_controller.quote import Quote
 from dragoman_controller.requests import AdmissionRequest, Priority, Resume
 from dragoman_controller.steps import StepTable
@@ -75,7 +75,7 @@ def fill_granted(message: admission_service_pb2.AcquireTicketResponse, granted: 
 
 def _fill_ticket(message: admission_service_pb2.Ticket, ticket: Ticket) -> None:
     message.token = ticket.token
-    message.data_address = ticket.data_address
+    message.data_address = ticket.destination.data_address
     _fill_duration(message.usable_for, ticket.usable_seconds)
     message.expected_cached_tokens = ticket.expected_cached_tokens
     message.agent_id = ticket.agent_id

@@ -19,8 +19,8 @@ from dragoman_controller.admission import Answer, Queued
 from dragoman_controller.candidates import Shape
 from dragoman_controller.cell import HEARTBEAT_INTERVAL_SECONDS, TICK_SECONDS, Cell, Outcome
 from dragoman_controller.commands import Drain
+from dragoman_controller.granted import Granted, Ticket
 from dragoman_controller.native.library import Library
-from dragoman_controller.placer import Granted, Ticket
 from dragoman_controller.policy import Policy
 from dragoman_controller.requests import AdmissionRequest, Priority, Resume
 from dragoman_controller.simulate.agent import SimulatedAgent

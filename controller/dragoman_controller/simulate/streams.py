@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from dragoman.pursuit import Pursuit
-from dragoman_controller.placer import Granted
+from dragoman_controller.granted import Granted
 
 
 class End(IntEnum):

@@ -1,0 +1,77 @@
+"""One model of an agent, and what a request is expected to take there. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dragoman_controller.candidates import AgentView, Candidates, Score, Shape
+from dragoman_controller.fleet import AgentSpec, Member, ModelSpec
+from dragoman_controller.granted import Destination
+from dragoman_controller.quote import AgentQuotes, Features, Quote
+from dragoman_controller.requests import AdmissionRequest
+from dragoman_controller.tickets import Bearer, Claims
+
+
+class Served(NamedTuple):
+    """One model of a member, as its views and tickets need it."""
+
+    member: Member
+    spec: AgentSpec
+    model: ModelSpec
+    candidates: Candidates
+    bearer: Bearer
+    quotes: AgentQuotes
+    plan: bytes
+    destination: Destination
+
+
+class Expected(NamedTuple):
+    """Seconds as the weights of the agent have it."""
+
+    ttft_seconds: float
+    tpot_seconds: float
+    features: Features
+    prefill_seconds: float
+    waits_for_slot: bool
+
+
+def expect(score: Score, shape: Shape, served: Served, view: AgentView, now: float) -> Expected:
+    """What the request is expected to take at the chosen agent, and what that is made of."""
+    # The view is as old as the agent's last beat or grant; the work in front has gone on since.
+    elapsed = now - view.made_at if now > view.made_at else 0.0
+    backlog_seconds, slot_seconds = view.backlog_seconds, view.slot_seconds
+    decode = score.modelled_step_seconds
+    features = Features(
+        backlog_seconds - elapsed if backlog_seconds > elapsed else 0.0,
+        view.steps.prefill_seconds(shape.prompt_tokens - score.cached_tokens),
+        view.running_step_seconds,
+        decode,
+        view.observed_step_seconds or decode,
+    )
+    quotes = served.quotes
+    ttft, tpot = quotes.expect(features)
+    if slot_seconds > elapsed:
+        ttft += slot_seconds - elapsed
+    return Expected(ttft, tpot, features, quotes.weights.prefill * features.prefill, slot_seconds > 0.0)
+
+
+def quote_of(request: AdmissionRequest, expected: Expected, served: Served) -> Quote:
+    """The quote of a request that is expected to take so long."""
+    num_tokens = request.output_tokens(served.model.max_context_tokens)
+    if request.resume is not None:
+        num_tokens = max(num_tokens - request.resume.from_cursor // request.num_choices, 1)
+    ttft, tpot = expected.ttft_seconds, expected.tpot_seconds
+    return served.quotes.quote(ttft, tpot, ttft + (num_tokens - 1) * tpot)
+
+
+def claims_of(request: AdmissionRequest, model: ModelSpec) -> Claims:
+    """What the tickets of a request say of it."""
+    resume = request.resume
+    return Claims(
+        request.prompt_digest,
+        request.max_prompt_tokens(model.max_context_tokens),
+        request.output_tokens(model.max_context_tokens),
+        request.priority,
+        request.deadline_budget_ms,
+        (resume.origin_epoch, resume.attempt, resume.from_cursor) if resume else None,
+    )
