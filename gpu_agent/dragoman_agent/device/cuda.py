@@ -27,6 +27,7 @@ from dragoman_agent.device.base import (
     UInt8Array,
 )
 from dragoman_agent.device.checks import check_batch, check_loadable
+from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
@@ -35,7 +36,6 @@ from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
 from dragoman_agent.engine.philox import uniforms
 from dragoman_agent.engine.sampler import sample, score
-from dragoman_agent.engine.sampling_terms import is_edited
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 _NUM_TIMED = 4  # steps of each shape, the first of them not counted
 _SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _RING = 3  # steps whose host buffers may be under way at once
-_HELD = ("_copier", "_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_decode", "_results", "_packed", "_slots")  # fmt: skip
+_HELD = ("_copier", "_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_packed", "_slots")  # fmt: skip
 
 
 class CudaDevice:
@@ -101,13 +101,18 @@ class CudaDevice:
         seconds = loaded - started
         self.info = {
             "road": plan.road,
-            "road_detail": f"Triton kernels and {self.library} on {self._runtime.name()}",
+            "road_detail": f"{self._kernels()} on {self._runtime.name()}",
             "weight_bytes": model.total_bytes,
             "load_seconds": time.monotonic() - started,
             "weights_gb_per_second": round(model.total_bytes / seconds / 1e9, 2),
             "graph_batch_sizes": list(self._graphs),
             "decode_steps": timed,
         }
+
+    def _kernels(self) -> str:
+        if self._plan.deterministic:
+            return "Triton kernels alone, each sum in one order,"
+        return f"Triton kernels and {self.library}"
 
     def _read_weights(self, model: ModelSource, progress: ProgressFn) -> LlamaWeights:
         return load_weights(model, self._device, progress)
@@ -127,12 +132,11 @@ class CudaDevice:
             torch.arange(plan.max_context_tokens, dtype=torch.float64), torch.from_numpy(frequencies).double()
         )
         cos, sin = ((table * factor).float().to(device) for table in (angles.cos(), angles.sin()))
-        self._ops = CudaOps(cos, sin, _prefill_attention(plan), plan.gemm_decode)
         rows = max(plan.max_num_seqs, plan.min_gemm_rows)
+        self._ops = self._make_ops(cos, sin, rows)
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
         self._sampling = SamplingWorkspace(rows, config.vocab_size, device)
-        self._decode = DecodeWorkspace(_max_num_parts(plan, rows), config.num_heads, config.head_dim, 1, device)
         self._results = torch.zeros((2, rows), dtype=torch.int32, device=device)
         words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
         self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
@@ -141,6 +145,15 @@ class CudaDevice:
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
         self._stream: Stream = self._runtime.new_stream()
         self._graphs: dict[int, tuple[Graph, torch.Tensor]] = {}
+
+    def _make_ops(self, cos: torch.Tensor, sin: torch.Tensor, num_rows: int) -> CudaOps:
+        config, plan = self._config, self._plan
+        prefill = _prefill_attention(plan)
+        if plan.deterministic:
+            return FixedOps(cos, sin, prefill, plan, config, num_rows)
+        parts = _max_num_parts(plan, num_rows)
+        workspace = DecodeWorkspace(parts, config.num_heads, config.head_dim, 1, self._device)
+        return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace)
 
     def _warm_up(self, progress: ProgressFn) -> None:
         """Compile the kernels with a prefill and a decode step, then capture the graphs, largest first."""
@@ -296,10 +309,12 @@ class CudaDevice:
                     scores = self._score(hidden[len(batch.pool_seqs) :], batch)
             sampled = None
             self._logits = logits
-            if not _is_simple(batch):
+            if not (simple := _are_simple(batch)).all():
                 sampled = sample(logits[:num_rows].float(), batch.sampling)
-                self._results[0, :num_rows] = sampled.token_ids.int()
-                self._results[1, :num_rows] = sampled.finite.int()
+                # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
+                rows = torch.from_numpy(np.flatnonzero(~simple)).to(self._device)
+                self._results[0, rows] = sampled.token_ids[rows].int()
+                self._results[1, rows] = sampled.finite[rows].int()
             slot.results.copy_(self._results, non_blocking=True)
             slot.end.record()
         self._num_sampled = num_rows
@@ -340,9 +355,7 @@ class CudaDevice:
         inputs = self._inputs
         rows = max(size, self._plan.min_gemm_rows)
         part = DecodePart(inputs.block_tables[:size], inputs.context_lens[:size], self._plan.decode_for(size))
-        step = CudaStep(
-            inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None, self._decode
-        )
+        step = CudaStep(inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None)
         self._ops.dependent = dependent = size <= self._plan.dependent_max_batch
         try:
             hidden = forward(self._config, self._weights, self._cache, step, self._ops)
@@ -360,9 +373,10 @@ class CudaDevice:
         step, temperatures, draws = self._mixed_inputs(batch, slot)
         hidden = forward(self._config, self._weights, self._cache, step, self._ops)
         num_rows = len(batch.sample_seqs)
+        if not num_rows:  # a prompt's middle, or texts to embed: the head need not be read
+            return hidden.new_empty((0, self._config.vocab_size)), hidden
         logits = self._ops.linear(hidden[:num_rows], self._weights.head, None)
-        if num_rows and _is_simple(batch):
-            sample_rows(logits, temperatures, draws, self._sampling, self._results[0], self._results[1])
+        sample_rows(logits, temperatures, draws, self._sampling, self._results[0], self._results[1])
         return logits, hidden[num_rows:]
 
     def _mixed_inputs(self, batch: StepBatch, slot: StepSlot) -> tuple[CudaStep, torch.Tensor, torch.Tensor]:
@@ -384,7 +398,7 @@ class CudaDevice:
             "last": last.astype(np.int32),
             "temperatures": batch.sampling.temperatures.view(np.int32),
             "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
-            "work": prefill_work_list(starts, lens, self._ops.prefill.block_m).ravel() if len(lens) else lens,
+            "work": prefill_work_list(starts, lens, self._ops.queries_an_item).ravel() if len(lens) else lens,
         }
         ends = np.cumsum([len(part) for part in parts.values()])
         words = int(ends[-1])
@@ -408,9 +422,7 @@ class CudaDevice:
             prefill = PrefillPart(
                 tables[num_decodes:], views["starts"], views["context_lens"][num_decodes:], views["work"].view(-1, 2)
             )
-        step = CudaStep(
-            views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill, self._decode
-        )
+        step = CudaStep(views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill)
         return step, views["temperatures"].view(torch.float32), views["uniforms"].view(torch.float64)
 
 
@@ -426,14 +438,15 @@ def _max_num_parts(plan: Plan, num_rows: int) -> int:
     return max(plan.decode_for(num_rows).num_splits * num_rows, *(b.num_splits * b.max_batch for b in smaller), 1)
 
 
-def _is_simple(batch: StepBatch) -> bool:
-    """Whether the rows need no more than temperature: the kernel in the graph has then sampled them."""
+def _are_simple(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows need no more than temperature: the kernel, in the graph or behind a mixed step, has sampled them."""
     sampling = batch.sampling
-    if is_edited(sampling):
-        return False
     plain = (sampling.top_ks == 0) & (sampling.top_ps >= 1.0) & (sampling.min_ps <= 0.0)
     greedy = sampling.temperatures < 1e-5
-    return bool((plain | greedy).all() and (sampling.num_logprobs < 0).all())
+    simple: np.ndarray[Any, np.dtype[np.bool_]] = (plain | greedy) & (sampling.num_logprobs < 0)
+    edits = (sampling.penalties, sampling.logit_bias, sampling.banned, sampling.allowed, sampling.masked_rows.tolist())
+    simple[[row for rows in edits for row in rows]] = False
+    return simple
 
 
 def _uniforms(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -49,16 +49,24 @@ class CudaStep:
     slots: Tensor  # int32 [num_tokens]
     decode: DecodePart | None
     prefill: PrefillPart | None
-    workspace: DecodeWorkspace
 
 
 class CudaOps:
     """See Ops in model/layers.py."""
 
-    def __init__(self, cos: Tensor, sin: Tensor, prefill: PrefillAttention, gemm: Sequence[GemmDecode]) -> None:
-        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device."""
+    def __init__(
+        self,
+        cos: Tensor,
+        sin: Tensor,
+        prefill: PrefillAttention,
+        gemm: Sequence[GemmDecode],
+        workspace: DecodeWorkspace | None,
+    ) -> None:
+        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device; `workspace` of decode attention."""
         self._cos, self._sin = cos, sin
         self.prefill = prefill
+        self.queries_an_item = prefill.block_m  # of the work list of prefill
+        self._workspace = workspace
         self.dependent = False  # of the step that is queued: a kernel may start before the one before has ended
         self._gemm: dict[tuple[int, ...], list[GemmDecode]] = {}
         for choice in gemm:
@@ -105,21 +113,25 @@ class CudaOps:
         )  # fmt: skip
         decode, prefill = step.decode, step.prefill
         if decode is not None and prefill is None and len(decode.context_lens) == len(q):
-            return self._decode(q, keys, values, decode, step.workspace).view(len(q), -1)
+            return self._decode(q, keys, values, decode).view(len(q), -1)
         out = torch.empty_like(q) if prefill is not None else torch.zeros_like(q)  # padding rows stay zero
         num_decodes = len(decode.context_lens) if decode is not None else 0
         if decode is not None:
-            out[:num_decodes] = self._decode(q[:num_decodes], keys, values, decode, step.workspace)
+            out[:num_decodes] = self._decode(q[:num_decodes], keys, values, decode)
         if prefill is not None:
-            out[num_decodes:] = paged_prefill_attention(
-                q[num_decodes:], keys, values, prefill.block_tables, prefill.query_starts, prefill.context_lens,
-                prefill.work_list, block_m=self.prefill.block_m, block_n=self.prefill.block_n,
-                num_stages=self.prefill.num_stages, num_warps=self.prefill.num_warps,
-            )  # fmt: skip
+            out[num_decodes:] = self._prefill(q[num_decodes:], keys, values, prefill)
         return out.view(len(q), -1)
 
-    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, workspace: DecodeWorkspace) -> Tensor:
-        launch = part.attention
+    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, part: PrefillPart) -> Tensor:
+        launch = self.prefill
+        return paged_prefill_attention(
+            q, keys, values, part.block_tables, part.query_starts, part.context_lens, part.work_list,
+            block_m=launch.block_m, block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
+        )  # fmt: skip
+
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, part: DecodePart) -> Tensor:
+        launch, workspace = part.attention, self._workspace
+        assert workspace is not None  # decode needs one, and was given one
         return paged_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
             block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.step_model import StepModel
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, MemoryLine, Plan, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, MemoryLine, Plan, PrefillAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ def _plan(value: Any) -> Plan:
         "switches_off": tuple(value["switches_off"]),
         "decode_attention": _each("decode attention", value["decode_attention"], DecodeAttention),
         "gemm_decode": _each("few-row product", value["gemm_decode"], GemmDecode),
+        "gemm_fixed": _each("product in fixed order", value["gemm_fixed"], GemmFixed),
         "prefill_attention": None if prefill is None else _each("prefill attention", [prefill], PrefillAttention)[0],
     }
     return Plan(**{**value, **nested})

@@ -33,6 +33,7 @@ class Limits:
     memory_utilization: float | None = None  # share of *free* memory
     num_threads: int | None = None
     latency_target_seconds: float | None = None  # of a step in which others' prompts are computed
+    deterministic: bool = False  # a request's tokens must not depend on what else runs, nor on where it was interrupted
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dragoman.step_model import StepModel
 
 _NOT_IN_DIGEST = ("memory", "step_model", "num_blocks", "max_num_waiting", "device_index")
 
-PrefillVariant = Literal["paged"]
+PrefillVariant = Literal["paged", "fixed"]
 Reduction = Literal["l2", "shared"]
 
 
@@ -49,11 +49,24 @@ class GemmDecode:
 
 
 @dataclass(frozen=True, slots=True)
+class GemmFixed:
+    """How a matrix of the model is multiplied with any number of rows, each output summed in one order."""
+
+    n: int  # outputs
+    k: int  # inputs
+    block_m: int  # rows of a tile
+    block_n: int  # outputs of a tile
+    block_k: int  # inputs of a tile
+    num_stages: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillAttention:
     """How prefill attention runs."""
 
     variant: PrefillVariant
-    block_m: int  # queries of a work item
+    block_m: int  # queries of a work item; of the fixed variant, queries times the heads that share a KV head
     block_n: int  # keys in a tile, at most the page
     num_warps: int
     num_stages: int
@@ -91,6 +104,11 @@ class Plan:
     reduction: Reduction = "l2"  # where parts of a reduction meet
     shared_memory_bytes: int = 0  # of one block, what kernels are built for
     prefetch: bool = False  # KV that another tier holds is copied in ahead of its use
+    deterministic: bool = False  # a token's bits depend on the tokens before it alone
+    gemm_fixed: tuple[GemmFixed, ...] = ()  # every matrix, where products must not depend on the number of rows
+    attention_part_tokens: int = (
+        0  # parts of a context that are summed apart and folded in order; 0: not in fixed order
+    )
     switches_off: tuple[str, ...] = ()  # parts of the hardware layer that were switched off, see switches.py
 
     @property

@@ -40,6 +40,8 @@ def plan_fields(plan: Plan) -> list[PlanField]:
         fields.append(PlanField("num_threads", plan.num_threads, "threads"))
     if plan.device_kind not in _PLAIN_KINDS:
         fields.extend(_kernel_fields(plan))
+    if plan.deterministic:
+        fields.append(PlanField("deterministic", plan.deterministic, "deterministic"))
     if plan.switches_off:
         fields.append(PlanField("switches_off", ", ".join(plan.switches_off), "switches"))
     return fields
@@ -75,9 +77,29 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
                 for one in plan.gemm_decode
             ),
         ),
+        *_fixed_fields(plan),
         PlanField("dependent_max_batch", plan.dependent_max_batch, "dependent-launch"),
         PlanField("burst", plan.burst, "burst"),
         PlanField("reduction", plan.reduction, "reduction"),
         PlanField("shared_memory_bytes", plan.shared_memory_bytes, "shared-memory", "bytes"),
         PlanField("prefetch", plan.prefetch, "prefetch"),
+    ]
+
+
+def _fixed_fields(plan: Plan) -> list[PlanField]:
+    """What only a deterministic plan has."""
+    if not plan.gemm_fixed:
+        return []
+    tiles = tuple(
+        f"m{one.block_m}-n{one.block_n}-k{one.block_k}-g{one.num_stages}-w{one.num_warps}" for one in plan.gemm_fixed
+    )
+    return [
+        PlanField(
+            "gemm_fixed",
+            tuple(one.block_n for one in plan.gemm_fixed),
+            "gemm-decode",
+            "outputs",
+            tuple(f"{one.n}x{one.k}-{tile}" for one, tile in zip(plan.gemm_fixed, tiles, strict=True)),
+        ),
+        PlanField("attention_part_tokens", plan.attention_part_tokens, "prefill-attention", "tokens"),
     ]

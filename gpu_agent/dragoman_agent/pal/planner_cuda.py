@@ -12,7 +12,7 @@ from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.layer_timing import LayerCase, LayerChoices, layer_cases, layer_seconds
 from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, profile_inputs
-from dragoman_agent.pal.plan import GemmDecode, Plan, PrefillAttention, Reduction
+from dragoman_agent.pal.plan import GemmDecode, GemmFixed, Plan, PrefillAttention, Reduction
 from dragoman_agent.pal.planner_attention import (
     DecodeChoice,
     Maker,
@@ -33,6 +33,7 @@ from dragoman_agent.pal.planner_batch import (
     graph_bytes,
 )
 from dragoman_agent.pal.planner_dependent import Dependent, choose_dependent_launch, has_dependent_launch
+from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixed_gemm, fixed_parts_bytes
 from dragoman_agent.pal.planner_memory import (
     Sizes,
     choose_blocks,
@@ -45,8 +46,10 @@ from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
+from dragoman_kernels.triton.launches import FIXED_PART_TOKENS
 
 _ROAD = "triton-bfloat16"
+_FIXED = "deterministic: every kernel runs in one form, whatever the step"
 _GRID_CONTEXTS = (128, 1024, 4096, 16384)
 _GRID_BATCHES = (1, 2, 4, 8)
 _MAX_GRID_BATCHES = 16  # graph sizes in the step model that is sent to a controller
@@ -69,6 +72,7 @@ class _Chosen:
     chunk: int
     graphs: tuple[int, ...]
     question: LayerQuestion
+    gemm_fixed: tuple[GemmFixed, ...] = ()  # of a deterministic plan
 
 
 def plan_cuda(
@@ -113,6 +117,9 @@ def plan_cuda(
         burst=chosen.decode.burst,
         reduction=chosen.reduction,
         shared_memory_bytes=shared,
+        deterministic=limits.deterministic,
+        gemm_fixed=chosen.gemm_fixed,
+        attention_part_tokens=FIXED_PART_TOKENS if limits.deterministic else 0,
         prefetch=prefetch,
     )
     step = _step_decision(profile, times, step_model, plan)
@@ -191,22 +198,43 @@ def _choose(
     if not tuning_off:
         products, told = choose_products(question, timings, (rows_decision, gemm_decision))
         (rows, gemm), (rows_decision, gemm_decision) = (products.min_rows, products.gemm), told
+    gemm_fixed: tuple[GemmFixed, ...] = ()
+    if limits.deterministic:
+        rows, rows_decision, gemm = 1, Decision("gemm-rows", "1", _FIXED, unit="rows"), ()
+        gemm_fixed, gemm_decision = choose_fixed_gemm(profile, model)
+        buckets, prefill, prefill_decision = choose_fixed_attention(profile, model, page_size, num_seqs, context)
+        decode = DecodeChoice(buckets, burst=False)
+        decode_decisions = [Decision("decode-attention", "", prefill_decision.reason), Decision("burst", "no", _FIXED)]
     shape = StepShape(model, times, page_size, decode.attention, rows, gemm)
     chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
     reduction, reduction_decision = choose_reduction(maker, page_size, decode.attention[0], tuning_off)
     timed = layer_seconds(timings, model, LayerChoices(page_size, decode.attention, rows, gemm), num_seqs)
-    dependent, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off)
+    fixed = _FIXED if limits.deterministic else None
+    dependent, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off or fixed)
     shape = replace(shape, attention=decode.attention, dependent_gains=dependent.gains)
+    matmul = "matrix products in one order" if limits.deterministic else "the library's matrix products"
     decisions = [
-        Decision("road", _ROAD, "our Triton kernels and the library's matrix products, weights and KV in bfloat16"),
+        Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights and KV in bfloat16"),
         page_decision, context_decision, seqs_decision, *decode_decisions, prefill_decision, rows_decision, gemm_decision,
         dependent_decision, chunk_decision, graphs_decision, reduction_decision,
     ]  # fmt: skip
     return (
         _Chosen(
-            page_size, context, num_seqs, rows, gemm, dependent, decode, reduction, prefill, chunk, graphs, question
+            page_size,
+            context,
+            num_seqs,
+            rows,
+            gemm,
+            dependent,
+            decode,
+            reduction,
+            prefill,
+            chunk,
+            graphs,
+            question,
+            gemm_fixed,
         ),
         shape,
         decisions,
@@ -214,12 +242,15 @@ def _choose(
 
 
 def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen) -> Sizes:
+    workspace = workspace_bytes(
+        model, chosen.decode.attention, chosen.chunk, chosen.num_seqs, chosen.context, chosen.page_size
+    )
+    if chosen.gemm_fixed:
+        workspace += fixed_parts_bytes(model, chosen.decode.attention, chosen.num_seqs, chosen.context)
     return Sizes(
         weights=2 * model.num_parameters,
         graphs=graph_bytes(model, len(chosen.graphs)),
-        workspace=workspace_bytes(
-            model, chosen.decode.attention, chosen.chunk, chosen.num_seqs, chosen.context, chosen.page_size
-        ),
+        workspace=workspace,
         context=context_bytes(times.rates),
     )
 

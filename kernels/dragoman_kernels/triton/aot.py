@@ -33,15 +33,20 @@ from dragoman_kernels.contract import SHARED_LIMIT_BYTES
 from dragoman_kernels.registry import default_registry
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
+from dragoman_kernels.triton.attention_fixed import FixedWorkspace, fixed_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 from dragoman_kernels.triton.contracts import contract_name
 from dragoman_kernels.triton.gemm_decode import gemm_decode
+from dragoman_kernels.triton.gemm_fixed import gemm_fixed
 from dragoman_kernels.triton.launches import (
     DECODE_SPLITS,
+    FIXED_PART_TOKENS,
     GEMM_LAUNCHES,
     DecodeLaunch,
     PrefillLaunch,
     decode_launches,
+    fixed_attention_launches,
+    fixed_gemm_launches,
     prefill_launches,
 )
 from dragoman_kernels.triton.norm import rms_norm
@@ -162,7 +167,7 @@ def compiling_for(target: int | GPUTarget) -> Iterator[dict[str, tuple[str, Any,
 def launch_all(shape: ModelShape, capability: int, pages: Sequence[int]) -> None:
     """One launch of each form that serving `shape` in bfloat16 on `capability` with these pages may make."""
     launch_common(shape)
-    _launch_gemm(shape)
+    _launch_gemm(shape, capability)
     _launch_attention(shape, capability, pages)
 
 
@@ -196,10 +201,12 @@ def _launch_rows(shape: ModelShape) -> None:
     rope_and_cache(qkv, cache, cache, angles, angles, _ints(2), _ints(2), shape.num_heads, norm, norm)
 
 
-def _launch_gemm(shape: ModelShape) -> None:
+def _launch_gemm(shape: ModelShape, capability: int) -> None:
     for k in (shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size):
         for launch in GEMM_LAUNCHES:
             gemm_decode(_zeros(8, k), _zeros(32, k), **asdict(launch))
+        for tile in fixed_gemm_launches(SHARED_LIMIT_BYTES[capability]):
+            gemm_fixed(_zeros(8, k), _zeros(32, k), **asdict(tile))
 
 
 def _launch_attention(shape: ModelShape, capability: int, pages: Sequence[int]) -> None:
@@ -211,6 +218,8 @@ def _launch_attention(shape: ModelShape, capability: int, pages: Sequence[int]) 
             launch_decode(shape, page, launch)
         for choice in prefill_launches(shape.head_dim, page, version, limit):
             launch_prefill(shape, page, choice)
+        for choice in fixed_attention_launches(shape.head_dim, page, version, limit):
+            _launch_fixed(shape, page, choice)
 
 
 def launch_decode(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
@@ -227,6 +236,17 @@ def launch_prefill(shape: ModelShape, page: int, launch: PrefillLaunch) -> None:
     cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
     q = _zeros(2, shape.num_heads, shape.head_dim)
     paged_prefill_attention(q, cache, cache, _ints(1, 4), _ints(2), _ints(1), _ints(1, 2), **asdict(launch))
+
+
+def _launch_fixed(shape: ModelShape, page: int, launch: PrefillLaunch) -> None:
+    """Parts that several programs share, and their fold: prompts run the same binary."""
+    cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
+    q = _zeros(1, shape.num_heads, shape.head_dim)
+    work = FixedWorkspace(1, shape.num_heads, shape.head_dim, 4, _CPU)
+    fixed_decode_attention(
+        q, cache, cache, _ints(1, 4), _ints(1), work, FIXED_PART_TOKENS, 2, rows=launch.block_m,
+        block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
+    )  # fmt: skip
 
 
 def _launch_sampling(shape: ModelShape) -> None:

@@ -86,6 +86,8 @@ def _contract(
 
 # Two registers: ptxas puts them aside for one launch in fifty on sm_80 or sm_120, though it has registers left.
 _SPILL = 8
+# The sum of the parts before rests there while a part is summed: written and read once in 256 tokens.
+_FIXED_SPILL = 256
 
 _ATTENTION = "num_seqs num_heads num_kv_heads head_dim num_context_tokens num_splits"
 
@@ -125,6 +127,21 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         "attention_prefill", "paged_prefill_attention",
         _contract("compute", "num_tokens num_heads num_kv_heads head_dim num_context_tokens num_query_context",
                   _prefill_bytes, _prefill_flops, 255),
+    ),
+    "triton.gemm_fixed": (
+        "gemm_fixed", "gemm_fixed",
+        _contract("compute", "m n k", lambda s: _VALUE * (s["n"] * s["k"] + s["m"] * (s["n"] + s["k"])),
+                  lambda s: 2 * s["m"] * s["n"] * s["k"], 255),
+    ),
+    "triton.attention_fixed": (
+        "attention_fixed", "fixed_prefill_attention",
+        _contract("compute", "num_tokens num_heads num_kv_heads head_dim num_context_tokens num_query_context",
+                  _prefill_bytes, _prefill_flops, 255, spill_bytes=_FIXED_SPILL),
+    ),
+    "triton.fold_fixed": (
+        "attention_fixed", "fixed_decode_attention",
+        _contract("latency", "num_seqs num_heads head_dim num_splits", _merge_bytes,
+                  lambda s: 3 * s["num_seqs"] * s["num_heads"] * s["num_splits"] * s["head_dim"], 128, 8 << 10),
     ),
     "triton.block_max": (
         "sampling", "sample_rows",

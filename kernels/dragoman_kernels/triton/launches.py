@@ -42,6 +42,22 @@ class GemmLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedGemmLaunch:
+    """Of the product in one order for any number of rows: rows, outputs and inputs of a tile, stages of its loop, warps."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_stages: int
+    num_warps: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of one block, values of two bytes: an upper bound."""
+        return 2 * max(self.num_stages, 2) * (self.block_m + self.block_n) * self.block_k
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """What one block uses. Registers are an estimate fitted to compiled kernels, shared memory an upper bound."""
 
@@ -73,6 +89,21 @@ GEMM_LAUNCHES = tuple(
     for launch in ((16, 256, 5, 1), (16, 256, 5, 2), (16, 512, 4, 4), (32, 256, 4, 4), (64, 128, 4, 4))
 )
 GEMM_MAX_ROWS = 64  # of the product of few rows
+
+# Of the product in one order. Few outputs a tile make many programs for one row, many save reads for a chunk.
+FIXED_GEMM_LAUNCHES = tuple(
+    FixedGemmLaunch(*launch)
+    for launch in (
+        (64, 64, 128, 3, 4),
+        (64, 64, 64, 4, 4),
+        (64, 32, 128, 4, 4),
+        (64, 128, 64, 3, 4),
+        (64, 128, 64, 4, 8),
+        (128, 128, 64, 3, 8),
+    )
+)
+FIXED_ROWS = 64  # of a tile of attention in one order: the smallest that Hopper's product of four warps takes
+FIXED_PART_TOKENS = 256  # of a context: what a program of such attention sums before it is folded
 
 # Contracts of the kernels that wait for the one before them themselves, and so may start while it ends.
 DEPENDENT_KERNELS = (
@@ -131,6 +162,25 @@ def prefill_launches(
         for launch in PREFILL_LAUNCHES
         if _fits(prefill_resources(launch, head_dim, page_size, capability), shared_per_block)
     )
+
+
+def fixed_attention_launches(
+    head_dim: int, page_size: int, capability: tuple[int, int], shared_per_block: int
+) -> tuple[PrefillLaunch, ...]:
+    """Those of attention in one order that fit, what has most under way first: decode runs them too."""
+    fitting = (
+        launch
+        for launch in PREFILL_LAUNCHES
+        if launch.block_m == FIXED_ROWS
+        and launch.num_warps == 4
+        and prefill_resources(launch, head_dim, page_size, capability).shared_bytes <= shared_per_block
+    )
+    return tuple(sorted(fitting, key=lambda one: (-one.block_n, -one.num_stages)))
+
+
+def fixed_gemm_launches(shared_per_block: int) -> tuple[FixedGemmLaunch, ...]:
+    """Those of the product in one order whose blocks may use `shared_per_block` bytes, in the table's order."""
+    return tuple(launch for launch in FIXED_GEMM_LAUNCHES if launch.shared_bytes <= shared_per_block)
 
 
 def _fits(resources: Resources, shared_per_block: int) -> bool:

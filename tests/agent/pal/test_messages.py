@@ -5,7 +5,7 @@ import dataclasses
 from dragoman.step_model import StepModel
 from dragoman_agent.pal.decisions import Candidate, Decision, Input
 from dragoman_agent.pal.messages import decision_to_proto, plan_to_proto
-from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, Plan, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmFixed, MemoryLine, Plan, PrefillAttention
 from dragoman_agent.pal.plan_fields import plan_fields
 
 PLAN = Plan(
@@ -16,6 +16,7 @@ PLAN = Plan(
     decode_attention=(DecodeAttention(2, 8, 64, 4, 5), DecodeAttention(8, 1, 32, 2, 3)),
     prefill_attention=PrefillAttention("paged", 128, 64, 8, 2), min_gemm_rows=8, dependent_max_batch=8, burst=True,
     reduction="shared", shared_memory_bytes=99 << 10, prefetch=True, switches_off=("arena", "link_policy"),
+    deterministic=True, gemm_fixed=(GemmFixed(96, 32, 64, 64, 128, 3, 4),), attention_part_tokens=256,
 )  # fmt: skip
 # How the nested fields of a plan are spread, and what is a message of its own.
 SPREAD = {"decode_attention": "decode_num_splits", "prefill_attention": "prefill_variant"}
@@ -38,6 +39,8 @@ def test_values_lists_and_labels_arrive() -> None:
     assert (list(splits.numbers.values), list(splits.numbers.labels)) == ([8, 1], ["2", "8"])
     assert splits.decision_id == "decode-attention-4"
     assert fields["prefill_block_m"].number == 128
+    assert list(fields["gemm_fixed"].numbers.labels) == ["96x32-m64-n64-k128-g3-w4"]
+    assert fields["attention_part_tokens"].number == 256
     assert fields["dependent_max_batch"].number == 8
     assert fields["reduction"].text == "shared"
     assert fields["switches_off"].text == "arena, link_policy"

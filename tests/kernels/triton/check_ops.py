@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 
 if __name__ == "__main__" and sys.argv[1] == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # must be set before a kernel module is imported
@@ -18,7 +19,15 @@ import torch
 from dragoman_kernels.triton import reference
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
+from dragoman_kernels.triton.attention_fixed import (
+    FixedWorkspace,
+    fixed_decode_attention,
+    fixed_prefill_attention,
+    queries_a_tile,
+)
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
+from dragoman_kernels.triton.gemm_fixed import gemm_fixed
+from dragoman_kernels.triton.launches import FIXED_GEMM_LAUNCHES
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -82,6 +91,64 @@ def check_prefill(device, dtype, chunks, befores, heads, kv_heads, dim, page, bl
     out = paged_prefill_attention(
         q, k, v, tables, torch.from_numpy(starts).to(device), lengths, work, block_m=block_m, **launch
     )
+    return error(out, reference.paged_attention(q, k, v, tables, starts.tolist(), lens))
+
+
+def check_fixed_gemm(device, dtype, rows, n, k, **tile) -> float:
+    """Against float64; infinite where a row has other bits alone, or at another place among others."""
+    generator = torch.Generator().manual_seed(rows)
+    x, weight, bias = (torch.randn(size, generator=generator).to(device, dtype) for size in ((rows, k), (n, k), (n,)))
+    out = gemm_fixed(x, weight, bias, **tile)
+    for row in sorted({0, rows // 2, rows - 1}):
+        alone = gemm_fixed(x[row : row + 1], weight, bias, **tile)[0]
+        moved = gemm_fixed(torch.cat((x[row:], x[:row])), weight, bias, **tile)[0]
+        if not (torch.equal(alone, out[row]) and torch.equal(moved, out[row])):
+            return float("inf")
+    return error(out, x.double() @ weight.double().T + bias.double())
+
+
+def check_fixed_attention(device, dtype, chunks, befores, heads, kv_heads, dim, page, part=32, **launch) -> float:
+    """Prompts in chunks against float64; infinite where other chunks, or each token as a decode step by any number of
+    programs, have other bits.
+    """
+    lens = [a + b for a, b in zip(chunks, befores, strict=True)]
+    k, v, tables = paged(device, dtype, lens, kv_heads, page, dim, seed=11)
+    rows = launch.get("rows", 64)
+    work = FixedWorkspace(len(lens), heads, dim, -(-max(lens) // part), device)
+    for kept in (work.partial, work.best, work.total):
+        kept.fill_(float("nan"))
+    ends = np.cumsum(chunks)
+    starts = np.concatenate([[0], ends]).astype(np.int32)
+    q = torch.randn((int(starts[-1]), heads, dim), generator=torch.Generator().manual_seed(2)).to(device, dtype)
+
+    def prefill(first: list[int], last: list[int]) -> torch.Tensor:
+        """Queries first[i] ... last[i] - 1 of each chunk."""
+        count = np.subtract(last, first)
+        begins = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
+        seen = np.add(befores, last).astype(np.int32)
+        items = torch.from_numpy(prefill_work_list(begins, seen, queries_a_tile(rows, heads, kv_heads))).to(device)
+        mine = torch.cat([q[starts[i] + first[i] : starts[i] + last[i]] for i in range(len(lens))])
+        return fixed_prefill_attention(
+            mine, k, v, tables, torch.from_numpy(begins).to(device), torch.from_numpy(seen).to(device), items, work, part,
+            **launch,
+        )  # fmt: skip
+
+    out = prefill([0] * len(lens), chunks)
+    half = [count // 2 for count in chunks]
+    parts = prefill([0] * len(lens), half), prefill(half, chunks)
+    for i, count in enumerate(chunks):
+        mine = out[starts[i] : starts[i] + count]
+        begin = sum(half[:i]), sum(c - h for c, h in zip(chunks[:i], half[:i], strict=True))
+        cut = torch.cat((parts[0][begin[0] :][: half[i]], parts[1][begin[1] :][: count - half[i]]))
+        if not torch.equal(cut, mine):
+            return float("inf")
+    for back in (1, min(chunks)):
+        seen = torch.tensor([length - back + 1 for length in lens], dtype=torch.int32, device=device)
+        at = torch.from_numpy(ends - back).to(device)
+        for programs in (1, 2, 4):
+            decoded = fixed_decode_attention(q[at], k, v, tables, seen, work, part, programs, **launch)
+            if not torch.equal(decoded, out[at]):
+                return float("inf")
     return error(out, reference.paged_attention(q, k, v, tables, starts.tolist(), lens))
 
 
@@ -223,6 +290,18 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
             device, dtype, [40, 70], [30, 0], 2, 2, 64, 16, block_m=32, block_n=32
         ),
         "prefill-page128-tile64": lambda: check_prefill(device, dtype, [40, 20], [100, 130], 2, 1, 64, 128),
+        # In one order of arithmetic: bits do not depend on the rows beside, the chunk or the number of programs.
+        "gemm-fixed-64": lambda: check_fixed_gemm(device, dtype, 70, 100, 192, block_m=64, block_n=32, block_k=64),
+        "gemm-fixed-ragged": lambda: check_fixed_gemm(device, dtype, 33, 40, 72, block_m=16, block_n=16, block_k=32),
+        "attention-fixed": lambda: check_fixed_attention(
+            device, dtype, [40, 1, 33], [0, 63, 70], 4, 2, 64, 64, rows=32, block_n=32
+        ),
+        "attention-fixed-80": lambda: check_fixed_attention(
+            device, dtype, [20, 37], [50, 0], 3, 1, 80, 16, rows=16, block_n=16
+        ),
+        "attention-fixed-page16": lambda: check_fixed_attention(
+            device, dtype, [9, 70], [100, 0], 8, 2, 64, 16, part=64, rows=64, block_n=64
+        ),
         "sampling-5000": lambda: check_sampling(device, dtype, 5000),
         "unpack": lambda: check_unpack(device),
         "resolve": lambda: check_resolve(device),
@@ -234,6 +313,18 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
                 device, dtype, [(i * 37) % 1500 + 1 for i in range(256)], 32, 8, 128, 64, 2
             ),
             "decode-page128-split16": lambda: check_decode(device, dtype, [9000, 3], 16, 8, 128, 128, 16),
+            **{
+                f"gemm-fixed-{'x'.join(map(str, tile))}": lambda tile=tile: check_fixed_gemm(
+                    device, dtype, 2050, 1536, 1024, **asdict(tile)
+                )
+                for tile in FIXED_GEMM_LAUNCHES
+            },
+            "attention-fixed-128-long": lambda: check_fixed_attention(
+                device, dtype, [1000, 257, 129], [3, 0, 5700], 16, 8, 128, 64, part=256
+            ),
+            "attention-fixed-64-long": lambda: check_fixed_attention(
+                device, dtype, [1000, 257, 129], [3, 0, 5700], 32, 8, 64, 64, part=256, num_stages=5
+            ),
             "prefill-128-long": lambda: check_prefill(device, dtype, [1000, 257, 129], [3, 0, 700], 16, 8, 128, 64),
         }
     return checks

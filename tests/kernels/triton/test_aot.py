@@ -81,7 +81,8 @@ def test_the_same_model_compiles_for_an_amd_target_without_spilling() -> None:
     done = run("", "-m", "dragoman_kernels.triton.aot", config, "--hip", "gfx942", "--page", "64")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("triton.")}
-    assert set(lines) == set(TRITON_CONTRACTS) - {"triton.gemm_decode"}
+    only_nvidia = {"triton.gemm_decode", "triton.gemm_fixed", "triton.attention_fixed", "triton.fold_fixed"}
+    assert set(lines) == set(TRITON_CONTRACTS) - only_nvidia
     assert all("gfx942" in line and line.endswith("kept, never run") for line in lines.values())
 
 
