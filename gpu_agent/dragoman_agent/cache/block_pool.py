@@ -41,6 +41,9 @@ class BlockPool:
         self._removed: list[bytes] = []
         self._withheld: list[int] = []
         self.eviction_seconds = 0.0  # spent on evictions that an allocation waited for
+        self._follows = False
+        self._idle: deque[tuple[int, int]] = deque()  # (last used, block), the coldest first; stale entries are skipped
+        self._evicted: list[bytes] = []
 
     @property
     def num_free(self) -> int:
@@ -61,6 +64,27 @@ class BlockPool:
     def num_cached(self) -> int:
         """Blocks found by `lookup_prefix`, referenced or idle."""
         return len(self._block_of)
+
+    def follow(self) -> None:
+        """Keep account of what `next_idle` and `take_evicted` hand out. Call it while nothing is cached."""
+        self._follows = True
+
+    def next_idle(self) -> int | None:
+        """The cached block that has been idle for longest, each time it became idle once; None when all were handed out."""
+        while self._idle:
+            used, block = self._idle.popleft()
+            if self._is_idle_since(used, block):
+                return block
+        return None
+
+    def take_evicted(self) -> list[bytes]:
+        """Digests of the cached blocks that went since the last call."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def block_of(self, digest: bytes) -> int | None:
+        """The block cached under `digest`."""
+        return self._block_of.get(digest)
 
     def can_allocate(self, num_blocks: int) -> bool:
         """Whether `allocate(num_blocks)` would succeed."""
@@ -224,10 +248,17 @@ class BlockPool:
         self._clock += 1
         self._last_used[block] = self._clock
         self._num_idle += 1
+        if self._follows:
+            self._idle.append((self._clock, block))
+            if len(self._idle) > 4 * self.num_blocks:
+                self._idle = deque(entry for entry in self._idle if self._is_idle_since(*entry))
         if page.digest not in self._children:
             heapq.heappush(self._idle_leaves, (self._clock, block))
         if len(self._idle_leaves) > 4 * self.num_blocks:
             self._rebuild_heap()
+
+    def _is_idle_since(self, used: int, block: int) -> bool:
+        return self._last_used[block] == used and self._num_references[block] == 0 and self._page_of[block] is not None
 
     def _rebuild_heap(self) -> None:
         """Stale entries pile up when the same blocks are shared and freed again and again."""
@@ -273,6 +304,8 @@ class BlockPool:
         self._parent_of[block] = b""
         self._page_of[block] = None
         del self._block_of[page.digest]
+        if self._follows:
+            self._evicted.append(page.digest)
         self._removed.extend(page.units)
         for unit in page.units:
             if self._block_of_unit.get(unit[:8]) == block:

@@ -35,7 +35,7 @@ _CRC = struct.Struct("<I")  # of the header and the units, at the end of both
 _NO_PARENT = bytes(_HASH_BYTES)
 
 
-class DiskTierError(Exception):
+class DiskTierError(RuntimeError):
     """The directory cannot be used: what happened, why, what to do."""
 
 
@@ -61,7 +61,7 @@ class DiskStore:
         """`key` of `format_key`; `max_num_units`: 64-token units that end in one block at most."""
         self._folder = folder
         self._key = key
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._max_num_units = max_num_units
         self._lock: int | None = None
         self.num_bad = 0  # files that were removed because they could not be read as a block of this model
@@ -69,7 +69,7 @@ class DiskStore:
     @property
     def file_bytes(self) -> int:
         """The most that one block takes."""
-        return _HEADER.size + self._max_num_units * _HASH_BYTES + _CRC.size + self._block_bytes
+        return _HEADER.size + self._max_num_units * _HASH_BYTES + _CRC.size + self.block_bytes
 
     def open(self, max_num_blocks: int) -> list[StoredBlock]:
         """Take the directory and read what it holds: the newest used, parents before children; the rest is removed.
@@ -189,7 +189,7 @@ class DiskStore:
             return None, problem
         if path.name != block.page.digest.hex() + SUFFIX:
             return None, "its name is not that of the block in it"
-        if status.st_size != self._header_bytes(len(block.page.units)) + self._block_bytes:
+        if status.st_size != self._header_bytes(len(block.page.units)) + self.block_bytes:
             return None, "it is of the wrong length"
         return StoredBlock(block.page, block.parent, status.st_mtime), ""
 
@@ -212,7 +212,7 @@ class DiskStore:
         if key != self._key:
             return None, b"", "it is of another model or KV format"
         end = self._header_bytes(num_units) - _CRC.size
-        if num_units > self._max_num_units or num_bytes != self._block_bytes or len(data) < end + _CRC.size:
+        if num_units > self._max_num_units or num_bytes != self.block_bytes or len(data) < end + _CRC.size:
             return None, b"", "its header is damaged"
         if _CRC.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
             return None, b"", "its header is damaged"

@@ -103,8 +103,8 @@ class TierIndex:
         """A copy reads the slot: it stays as it is until `unpin`."""
         entry.num_pins += 1
 
-    def unpin(self, entry: TierEntry) -> None:
-        """A copy is done with the slot; it counts as used now."""
+    def unpin(self, entry: TierEntry, *, is_used: bool = True) -> None:
+        """A copy is done with the slot; it counts as used now, unless the copy was for a tier further down."""
         if entry.num_pins <= 0:
             raise ValueError(f"slot {entry.slot} is unpinned more often than it was pinned")
         entry.num_pins -= 1
@@ -112,7 +112,10 @@ class TierIndex:
             if not entry.num_pins:
                 self._free.append(entry.slot)
             return
-        self.touch(entry)
+        if is_used:
+            self.touch(entry)
+        else:
+            self._offer(entry)
 
     def touch(self, entry: TierEntry) -> None:
         """The block was used."""

@@ -23,6 +23,7 @@ from dragoman_agent.engine.messages import Cancel, Credit, Load, Start, StartEmb
 from dragoman_agent.engine.request import Request, Sequence
 from dragoman_agent.engine.results import StepResults
 from dragoman_agent.engine.scheduler import Scheduler
+from dragoman_agent.engine.tiers import TierSizes, open_tiers
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
 
@@ -58,12 +59,14 @@ class EngineCore:
         clock: Clock = time.monotonic,
         vocab_size: int | None = None,
         *,
+        tier_sizes: TierSizes | None = None,
         run_ahead: bool = True,
         trace: StepTrace | None = None,
     ) -> None:
         """`vocab_size`: width of the logits; None is the tokenizer's. `run_ahead` False waits for each step's tokens.
 
-        `trace` hears of each part of the host's work and of each step.
+        `trace` hears of each part of the host's work and of each step. Raises DiskTierError when the directory of
+        `tier_sizes` cannot be used.
         """
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         self.scheduler = Scheduler(plan)
@@ -71,6 +74,12 @@ class EngineCore:
         self.exchange = (
             BlockExchange(device, self.scheduler.pool, plan.max_num_seqs) if isinstance(device, BlockDevice) else None
         )
+        self.tiers = None
+        if tier_sizes is not None and isinstance(device, BlockDevice):
+            self.tiers = open_tiers(device, self.scheduler.pool, plan, model_digest, tier_sizes, clock)
+        if self.tiers is not None and self.exchange is not None:
+            self.scheduler.tiers = self.exchange.tiers = self.tiers
+            self.tiers.note_brought = self.exchange.note_brought
         self._live = LiveRequests(self.scheduler, tokenizer, model_digest, plan, clock, vocab_size)
         self._plan = plan
         self._clock = clock
@@ -109,6 +118,11 @@ class EngineCore:
         return self._live.num_compiling > 0
 
     @property
+    def is_moving(self) -> bool:
+        """Whether KV blocks move between tiers, which a turn soon has to look at."""
+        return self.tiers is not None and self.tiers.is_busy
+
+    @property
     def requests(self) -> Mapping[str, Request]:
         """The live requests by id."""
         return self._live.by_id
@@ -142,7 +156,10 @@ class EngineCore:
         self._live.expire(now)
         if self._live.num_compiling:
             self._live.admit_compiled(now)
-        self.host_work.done("expire", begun)
+        begun = self.host_work.done("expire", begun)
+        if self.tiers is not None:
+            self.tiers.turn(now, is_idle=not (self._in_flight or self.scheduler.running))
+            self.host_work.done("tiers", begun)
         flights = self._in_flight
         while len(flights) < self._max_in_flight and not (flights and flights[-1].built.is_serial):
             if not self._launch_step(now):
@@ -218,6 +235,9 @@ class EngineCore:
     def _frame(self) -> Step:
         events = self._live.take_events()
         stored, removed = self.scheduler.pool.take_events()
+        below: tuple[list[bytes], list[bytes]] = ([], [])
+        if self.tiers is not None:
+            below = self.tiers.lower.take_events()
         keys, token_ids = self._results.columns()
         step = Step(
             self._step_count,
@@ -227,6 +247,8 @@ class EngineCore:
             self.host_work.take() if any(self._last_counts) else 0.0,
             [unit[:8] for unit in stored],
             [unit[:8] for unit in removed],
+            [unit[:8] for unit in below[0]],
+            [unit[:8] for unit in below[1]],
             keys,
             token_ids,
         )

@@ -5,11 +5,14 @@ Between two steps only. A block that comes in has the hash its tokens would give
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from dragoman_agent.cache.block_pool import BlockPool
 from dragoman_agent.cache.hashing import PageHash
-from dragoman_agent.device.base import BlockDevice, BlockFormat
+from dragoman_agent.cache.tier_index import TierEntry
+from dragoman_agent.device.base import BlockDevice, BlockFormat, UInt8Array
 from dragoman_agent.engine.messages import (
     BlocksExported,
     BlocksImported,
@@ -18,6 +21,9 @@ from dragoman_agent.engine.messages import (
     ExportBlocks,
     ImportBlocks,
 )
+
+if TYPE_CHECKING:
+    from dragoman_agent.engine.tiers import KvTiers
 
 Answer = BlocksExported | BlocksImported | BlocksUsed
 
@@ -32,6 +38,7 @@ class BlockExchange:
         self._num_reserved = num_reserved
         self._imported: dict[int, tuple[bytes, str]] = {}  # block -> its hash, and the exchange that brought it
         self.answers: list[Answer] = []
+        self.tiers: KvTiers | None = None
 
     @property
     def format(self) -> BlockFormat:
@@ -47,12 +54,16 @@ class BlockExchange:
 
     def _export(self, command: ExportBlocks) -> BlocksExported:
         chain = self._chain(command)
-        wanted = chain[command.first : command.first + command.max_num_blocks]
+        below = self._below(command, chain)
+        last = command.first + command.max_num_blocks
+        wanted = chain[command.first : last]
         blocks = []
         if wanted:
             data = self._device.read_blocks(np.array(wanted, dtype=np.int32))
             blocks = [self._described(block, data[row].tobytes()) for row, block in enumerate(wanted)]
-        return BlocksExported(command.exchange_id, blocks, len(chain))
+        for entry, row in below[max(command.first - len(chain), 0) : max(last - len(chain), 0)]:
+            blocks.append(CachedBlock(entry.page.digest, entry.parent, list(entry.page.units), row.tobytes()))
+        return BlocksExported(command.exchange_id, blocks, len(chain) + len(below))
 
     def _chain(self, command: ExportBlocks) -> list[int]:
         """Blocks to send in order, as many of them as are cached from the first on."""
@@ -63,6 +74,18 @@ class BlockExchange:
             if chain:
                 return chain
         return []
+
+    def _below(self, command: ExportBlocks, chain: list[int]) -> list[tuple[TierEntry, UInt8Array]]:
+        """Blocks that continue the chain in the host tier."""
+        if self.tiers is None:
+            return []
+        if command.digests:
+            pages = [PageHash(digest, ()) for digest in command.digests]
+        else:
+            pages = next(filter(None, map(self.tiers.lower.chain_to_unit, reversed(command.units))), [])
+            if len(chain) >= len(pages) or self._pool.lookup_prefix(pages[: len(chain)]) != chain:
+                return []
+        return self.tiers.lower.host_rows(pages[len(chain) :])
 
     def _described(self, block: int, data: bytes) -> CachedBlock:
         page, parent = self._pool.name_of(block)
@@ -100,6 +123,10 @@ class BlockExchange:
         if len(offered.data) != self.format.block_bytes or not self._pool.can_allocate(1 + self._num_reserved):
             return False
         return parent is None or bool(self._pool.lookup_prefix((parent,)))
+
+    def note_brought(self, blocks: list[tuple[int, bytes]], exchange_id: str) -> None:
+        """Blocks that came up from a lower tier for a request to come: (block, its hash)."""
+        self._imported.update({block: (digest, exchange_id) for block, digest in blocks})
 
     def note_use(self, blocks: list[int]) -> None:
         """A sequence starts from these cached blocks: whoever brought some of them hears of it, once."""

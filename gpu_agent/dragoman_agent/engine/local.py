@@ -10,6 +10,7 @@ from dragoman_agent.engine.core import Command, EngineCore
 from dragoman_agent.engine.events import Event
 from dragoman_agent.engine.live_requests import Clock
 from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
+from dragoman_agent.engine.tiers import TierSizes
 from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
@@ -17,10 +18,14 @@ from dragoman_text import TextTokenizer
 WARM_UP_ID = "warm-up"
 
 
-def build_core(device: Device, model: ModelSource, plan: Plan, clock: Clock = time.monotonic) -> EngineCore:
-    """The core of a device that has loaded `model`."""
+def build_core(
+    device: Device, model: ModelSource, plan: Plan, clock: Clock = time.monotonic, tier_sizes: TierSizes | None = None
+) -> EngineCore:
+    """The core of a device that has loaded `model`. Raises DiskTierError when the directory of `tier_sizes` cannot be used."""
     tokenizer = TextTokenizer.from_files(model.tokenizer)
-    return EngineCore(device, tokenizer, bytes.fromhex(model.digest), plan, clock, model.config.vocab_size)
+    return EngineCore(
+        device, tokenizer, bytes.fromhex(model.digest), plan, clock, model.config.vocab_size, tier_sizes=tier_sizes
+    )
 
 
 def run_all(
@@ -41,7 +46,7 @@ def run_all(
             if on_step is not None:
                 on_step(step)
         if not steps and not ran and not core.has_output:
-            if core.is_compiling:
+            if core.is_compiling or (core.requests and core.is_moving):
                 time.sleep(0.001)
                 continue
             if core.requests:

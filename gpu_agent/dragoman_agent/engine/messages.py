@@ -161,6 +161,14 @@ class ImportBlocks:
 
 
 @dataclass(slots=True)
+class BringBlocks:
+    """Bring a prefix up from the tiers below the device, towards the last unit that they hold. Answered by BlocksImported."""
+
+    exchange_id: str
+    units: list[bytes]  # first 8 bytes of the units' hashes, first unit first
+
+
+@dataclass(slots=True)
 class Shutdown:
     """Stop now: each live request gets a Failed event, then the process ends."""
 
@@ -209,6 +217,7 @@ class BlocksImported:
     exchange_id: str
     num_imported: int
     num_present: int
+    problem: str = ""  # why there are not more, where that is known
 
 
 @dataclass(slots=True)
@@ -216,6 +225,30 @@ class BlocksUsed:
     """A request starts from blocks that this exchange brought. Said once for each."""
 
     exchange_id: str
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """One KV tier below the device; what was moved is since the start."""
+
+    name: str  # "host" or "disk"
+    capacity_blocks: int
+    held_blocks: int
+    written_bytes: int
+    write_seconds: float
+    read_bytes: int  # to the device
+    read_seconds: float
+    read_blocks: int
+    problem: str = ""  # why it is off or smaller than planned
+
+
+@dataclass(slots=True)
+class TierReport:
+    """The tiers below the device, the quicker first; sent when something has changed, at most four times a second."""
+
+    tiers: list[TierCounts]
+    dropped_blocks: int  # that went without being kept further down
+    declined: int  # prefixes found below and computed all the same, as that is quicker
 
 
 @dataclass(slots=True)
@@ -323,17 +356,20 @@ class Step:
     host_seconds: float  # work of the engine's thread since the last step's frame; 0 for an idle tick
     stored_hashes: list[bytes] = field(default_factory=list)  # prefix units that became cached, first 8 bytes each
     removed_hashes: list[bytes] = field(default_factory=list)
+    lower_stored_hashes: list[bytes] = field(default_factory=list)  # the same for the tiers below the device
+    lower_removed_hashes: list[bytes] = field(default_factory=list)
     keys: bytes = b""  # int32 little-endian [num_tokens], see Start.key
     token_ids: bytes = b""  # int32 little-endian [num_tokens]
 
 
-ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Tune | ExportBlocks | ImportBlocks | Shutdown
-FromEngine: TypeAlias = Progress | Ready | Fatal | Step | BlocksExported | BlocksImported | BlocksUsed
+ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Tune | ExportBlocks | ImportBlocks | BringBlocks | Shutdown
+FromEngine: TypeAlias = Progress | Ready | Fatal | Step | BlocksExported | BlocksImported | BlocksUsed | TierReport
 Message: TypeAlias = ToEngine | FromEngine | Opened | Delta | Finished | Failed | Embedded
 
 _TYPES: tuple[type[Any], ...] = (
     Start, StartEmbed, Cancel, Credit, Shutdown, Progress, Ready, Fatal, Step, Delta, Finished, Failed, Embedded,
     Sampling, Stop, Load, LogprobEntry, GrammarSpec, Opened, Tune, ExportBlocks, ImportBlocks, CachedBlock, BlocksExported, BlocksImported, BlocksUsed,
+    BringBlocks, TierCounts, TierReport,
 )  # fmt: skip
 _CODES = {cls: code for code, cls in enumerate(_TYPES)}
 _FIELDS = {cls: attrgetter(*(f.name for f in dataclasses.fields(cls))) for cls in _TYPES if dataclasses.fields(cls)}

@@ -86,6 +86,7 @@ class Sequence:
     future_row: int = -1  # row of that step's result
     cut_step: int = 0  # tokens of steps up to this one are dropped: it lost its blocks while they were under way
     num_published: int = 0  # pages of this sequence offered to the prefix cache
+    num_waits: int = 0  # times it waited for blocks of a lower tier
     block_table: list[int] = field(default_factory=list)
     row: int = -1  # row of the persistent batch while RUNNING
     effective_class: int = 0

@@ -7,10 +7,13 @@ one that waits preempts only work of a lower class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 from dragoman_agent.cache.block_pool import BlockPool
+from dragoman_agent.cache.hashing import PageHash
 from dragoman_agent.engine.messages import Tune
 from dragoman_agent.engine.queue import WaitingQueue
 from dragoman_agent.engine.request import Request, Sequence, Status
@@ -18,6 +21,7 @@ from dragoman_agent.pal.plan import Plan
 
 PARK_SECONDS = 10.0  # without credit: blocks go back to the cache
 CREDIT_TIMEOUT_SECONDS = 60.0  # without credit: the request fails
+MAX_NUM_WAITS = 2  # of a sequence for blocks of a lower tier: what went again meanwhile is computed
 RELEASED_AT_ONCE = 16  # blocks: about 50 us of host work behind a step
 
 
@@ -47,6 +51,18 @@ class StepPlan:
         return len(self.decodes) + self.num_prefill_tokens
 
 
+class LowerTiers(Protocol):
+    """What lies below the pool's blocks; see tiers.py."""
+
+    def bring(
+        self, pages: list[PageHash], cached: list[int], num_tail_tokens: int, waiter: Callable[[float], None]
+    ) -> bool:
+        """Whether blocks that continue `cached` are on their way; `waiter` then hears when to go on."""
+
+    def forget(self, digest: bytes) -> None:
+        """Drop a block and all that continue it."""
+
+
 class Scheduler:
     """Owns the running list, the waiting queue, the parked sequences, the rows of the batch and the block pool."""
 
@@ -71,6 +87,7 @@ class Scheduler:
         self._num_spare_rows = 0  # rows that stay empty, see `tune`
         self._num_withheld = 0
         self._num_ready = 0
+        self.tiers: LowerTiers | None = None
 
     @property
     def pending_prefill_tokens(self) -> int:
@@ -292,12 +309,35 @@ class Scheduler:
                     continue
                 self._without_room = sequence
                 return
+            if self.tiers is not None and self._await_blocks(sequence, cached, self.tiers):
+                continue
             self.pool.acquire(cached)
             num_new = -(-len(sequence.token_ids) // self.page_size) - len(cached)
             sequence.block_table[:] = cached + (self.pool.allocate(num_new) or [])
             self._start(sequence, len(cached) * self.page_size)
             self._prefilling_tokens += sequence.num_uncomputed
             budget -= plan.add_prefill(sequence, budget)
+
+    def _await_blocks(self, sequence: Sequence, cached: list[int], tiers: LowerTiers) -> bool:
+        """Let others go first while blocks of a lower tier come for `sequence`; False where there are none to wait for."""
+        if sequence.num_waits >= MAX_NUM_WAITS:
+            return False
+        pages = self._startable_pages(sequence)
+        num_tail = len(sequence.token_ids) - len(pages) * self.page_size
+        if not tiers.bring(pages, cached, num_tail, partial(self._blocks_came, sequence)):
+            return False
+        sequence.num_waits += 1
+        self.waiting.remove(sequence)
+        sequence.move_to(Status.BLOCKED)
+        self.blocked.add(sequence)
+        return True
+
+    def _blocks_came(self, sequence: Sequence, now: float) -> None:
+        """What a sequence waited for is there, or will not come: it starts from what is cached."""
+        if sequence in self.blocked:
+            self.blocked.discard(sequence)
+            sequence.move_to(Status.WAITING)
+            self.waiting.push(sequence, now)
 
     def _set_aside(self, sequence: Sequence, now: float) -> None:
         self.waiting.remove(sequence)
@@ -335,12 +375,16 @@ class Scheduler:
 
     def lookup(self, sequence: Sequence) -> list[int]:
         """Cached blocks `sequence` can start from; its last token is computed again in any case, for its logits."""
+        return self.pool.lookup_prefix(self._startable_pages(sequence))
+
+    def _startable_pages(self, sequence: Sequence) -> list[PageHash]:
+        """The pages it need not compute where they are cached."""
         num_pages = (len(sequence.token_ids) - 1) // self.page_size
         scores = sequence.scores_due
         if scores is not None:
             # A cached token has no logits: what is still to be scored is computed.
             num_pages = min(num_pages, scores.num_done // self.page_size)
-        return self.pool.lookup_prefix(sequence.hasher.extend(sequence.token_ids, num_pages)[:num_pages])
+        return sequence.hasher.extend(sequence.token_ids, num_pages)[:num_pages]
 
     # Results.
 
@@ -372,6 +416,8 @@ class Scheduler:
     def forget(self, sequence: Sequence) -> None:
         """Drop every block of a sequence from the prefix cache: its contents are not to be trusted."""
         self.pool.uncache(sequence.block_table)
+        if self.tiers is not None and sequence.hasher.pages:
+            self.tiers.forget(sequence.hasher.pages[0].digest)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.block_table)

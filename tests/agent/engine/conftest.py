@@ -16,6 +16,7 @@ from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.events import Event
 from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Delta, Embedded, Failed, Finished, Sampling, Start, Step, Stop
+from dragoman_agent.engine.tiers import TierSizes
 from dragoman_agent.pal.plan import Plan
 
 MODEL = NullModel()
@@ -49,12 +50,12 @@ class Answer:
 class Lab:
     """One engine and what it said."""
 
-    def __init__(self, plan: Plan, device: Device, clock: Clock) -> None:
+    def __init__(self, plan: Plan, device: Device, clock: Clock, tier_sizes: TierSizes | None = None) -> None:
         self.plan = plan
         self.clock = clock
         device.load(MODEL, plan, lambda progress: None)
         self.device = device
-        self.core: EngineCore = build_core(device, MODEL, plan, clock)
+        self.core: EngineCore = build_core(device, MODEL, plan, clock, tier_sizes)
         self.events: list[Event] = []
         self.steps: list[Step] = []
 
@@ -132,11 +133,13 @@ def make_start(request_id: str, prompt: str | list[int], max_tokens: int = 16, *
 
 @pytest.fixture
 def lab() -> Callable[..., Lab]:
-    """Build an engine: plan fields by name, `oracle`, or a `device`."""
+    """Build an engine: plan fields by name, `oracle`, a `device`, the sizes of lower tiers."""
 
-    def build(*, oracle: str = "hash", device: Device | None = None, **plan: Any) -> Lab:
+    def build(
+        *, oracle: str = "hash", device: Device | None = None, tiers: TierSizes | None = None, **plan: Any
+    ) -> Lab:
         made = default_null_plan(MODEL, **{"num_blocks": 256, "max_num_seqs": 16, "max_batch_tokens": 512, **plan})
-        return Lab(made, device or NullDevice(oracle), Clock())
+        return Lab(made, device or NullDevice(oracle), Clock(), tiers)
 
     return build
 

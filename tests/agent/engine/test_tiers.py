@@ -1,0 +1,392 @@
+"""KV tiers in a whole engine: the null device's oracle reads its history from the blocks, so wrong KV is a wrong token."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.step_model import StepModel
+from dragoman_agent.cache.disk_store import SUFFIX, DiskTierError
+from dragoman_agent.device.base import DeviceError, Int32Array, UInt8Array
+from dragoman_agent.device.block_copies import DoneCopy
+from dragoman_agent.device.null import NullDevice
+from dragoman_agent.engine.messages import BringBlocks, Cancel, ExportBlocks
+from dragoman_agent.engine.tiers import TierSizes
+
+BLOCK_BYTES = 64 * 12
+SLOW_PREFILL = StepModel((1,), (0,), (0.001,), 1000.0, 0.001)
+HOST = TierSizes(host_bytes=256 * BLOCK_BYTES)
+
+
+def prompt(seed: int, num_tokens: int = 300) -> list[int]:
+    return random.Random(seed).choices(range(32, 127), k=num_tokens)
+
+
+def small(lab: Any, **options: Any) -> Any:
+    """An engine that holds two of the prompts at once."""
+    return lab(**{"num_blocks": 16, "max_num_seqs": 4, "step_model": SLOW_PREFILL, **options})
+
+
+def ids(answers: Any, events: Any, name: str) -> list[int]:
+    tokens: list[int] = answers(events)[(name, 0)].token_ids
+    return tokens
+
+
+def fill(here: Any, start: Any, num_prompts: int = 8) -> None:
+    """Run prompts 0, 1, ... one after the other: the first of them are then below the device alone."""
+    for seed in range(num_prompts):
+        here.run(start(f"r{seed}", prompt(seed), 20))
+        settle(here)
+
+
+def settle(here: Any) -> None:
+    """Let what moves come to rest."""
+    deadline = time.monotonic() + 10
+    for _ in range(3):
+        here.turn()
+    while here.core.is_moving:
+        assert time.monotonic() < deadline, "the tiers do not come to rest"
+        time.sleep(0.001)
+        here.turn()
+
+
+def held(here: Any) -> dict[str, int]:
+    return {one.name: one.held_blocks for one in here.core.tiers.report().tiers}
+
+
+def read_blocks(here: Any) -> dict[str, int]:
+    return {one.name: one.read_blocks for one in here.core.tiers.report().tiers}
+
+
+def assert_at_rest(here: Any) -> None:
+    """Nothing is held by anyone, nor kept from being evicted."""
+    settle(here)
+    here.assert_idle()
+    lower = here.core.tiers.lower
+    assert len(lower.staging) == lower.num_staging
+    for _, index in lower.indices:
+        assert all(entry.num_pins == 0 for entry in index._entries.values())
+        assert index.num_free + index.num_entries == index.capacity
+
+
+@pytest.fixture
+def expected(lab: Any, start: Any, answers: Any) -> Any:
+    """The tokens of an engine that never evicts."""
+
+    def tokens(*seeds: int) -> dict[int, list[int]]:
+        here = lab(step_model=SLOW_PREFILL)
+        events = here.run(*(start(f"r{seed}", prompt(seed), 20) for seed in seeds))
+        return {seed: ids(answers, events, f"r{seed}") for seed in seeds}
+
+    return tokens
+
+
+@pytest.mark.parametrize("kind", ["host", "disk", "both"])
+def test_prefixes_come_back_and_give_the_same_tokens(
+    lab: Any, start: Any, answers: Any, expected: Any, tmp_path: Path, kind: str
+) -> None:
+    sizes = TierSizes(
+        host_bytes=0 if kind == "disk" else 256 * BLOCK_BYTES,
+        disk_bytes=0 if kind == "host" else 256 * (BLOCK_BYTES + 200),
+        disk_dir=str(tmp_path / "kv"),
+    )
+    wanted = expected(*range(6))
+    here = small(lab, tiers=sizes)
+    for _ in range(2):
+        for seed in range(6):
+            events = here.run(start(f"r{seed}", prompt(seed), 20))
+            assert ids(answers, events, f"r{seed}") == wanted[seed]
+            settle(here)
+    assert sum(read_blocks(here).values()) >= 6 * 3, "prefixes of 4 blocks came back for each prompt"
+    assert events[-1].cached_tokens == 256, "what came back counts as cached"
+    assert here.core.tiers.report().dropped_blocks == 0
+    assert_at_rest(here)
+    here.core.tiers.close()
+
+
+def test_without_tiers_the_same_prompts_are_computed_again(lab: Any, start: Any) -> None:
+    here = small(lab)
+    for _ in range(2):
+        for seed in range(6):
+            events = here.run(start(f"r{seed}", prompt(seed), 20))
+    assert events[-1].cached_tokens == 0 and here.core.tiers is None
+
+
+def test_what_is_computed_quicker_is_computed(lab: Any, start: Any) -> None:
+    here = small(lab, tiers=TierSizes(host_bytes=256 * BLOCK_BYTES, link_rate=1.0))
+    fill(here, start)
+    for seed in range(4):
+        events = here.run(start(f"r{seed}", prompt(seed), 20))
+    assert events[-1].cached_tokens == 0 and read_blocks(here) == {"host": 0}
+    assert here.core.tiers.report().declined >= 4
+
+
+def test_many_at_once_share_what_comes_back(lab: Any, start: Any, answers: Any, expected: Any) -> None:
+    wanted = expected(*range(5))
+    here = small(lab, tiers=HOST)
+    for seed in range(5):
+        here.run(start(f"r{seed}", prompt(seed), 20))
+        settle(here)
+    starts = [start(f"{seed}-{copy}", prompt(seed), 20) for copy in range(3) for seed in range(5)]
+    found = answers(here.run(*starts))
+    for one in starts:
+        assert found[(one.request_id, 0)].token_ids == wanted[int(one.request_id[0])]
+    assert_at_rest(here)
+
+
+class SlowDevice(NullDevice):
+    """Copies take as many looks as `num_looks` says; `fails` makes those to the device fail."""
+
+    num_looks = 3
+    fails = False
+
+    class Copy:
+        def __init__(self, work: Any, num_looks: int, fails: bool) -> None:
+            self.work, self.left, self.fails, self.seconds = work, num_looks, fails, 1e-6
+
+        def is_done(self) -> bool:
+            self.left -= 1
+            if self.left > 0:
+                return False
+            if self.fails:
+                raise DeviceError("the link is down")
+            if self.left == 0:
+                self.work()
+            return True
+
+    def copy_in(self, rows: Any, blocks: Int32Array) -> Any:
+        return self.Copy(lambda: NullDevice.copy_in(self, rows, blocks), self.num_looks, self.fails)
+
+    def copy_out(self, blocks: Int32Array, rows: Any) -> Any:
+        # As on a GPU, what leaves is what was there when the copy was asked for.
+        kept: UInt8Array = self.read_blocks(blocks)
+
+        def work() -> DoneCopy:
+            for row, data in zip(rows, kept, strict=True):
+                row[:] = data
+            return DoneCopy(0.0)
+
+        return self.Copy(work, self.num_looks, False)
+
+
+def test_others_run_while_blocks_come(lab: Any, start: Any, answers: Any, expected: Any) -> None:
+    wanted = expected(0, 7)
+    device = SlowDevice()
+    here = small(lab, tiers=HOST, device=device)
+    fill(here, start)
+    device.num_looks = 12
+    events = here.run(start("r0", prompt(0), 20), start("r7", prompt(7), 20))
+    assert ids(answers, events, "r0") == wanted[0] and ids(answers, events, "r7") == wanted[7]
+    order = [event.request_id for event in events if hasattr(event, "cursor")]
+    assert order[0] == "r7", "the one that waits for its blocks holds nobody up"
+    assert_at_rest(here)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "fails"])
+def test_a_request_that_ends_while_its_blocks_come_leaks_nothing(
+    lab: Any, start: Any, answers: Any, expected: Any, how: str
+) -> None:
+    device = SlowDevice()
+    here = small(lab, tiers=HOST, device=device)
+    fill(here, start)
+    device.num_looks, device.fails = 50, how == "fails"
+    here.core.receive(start("again", prompt(0), 20, deadline_seconds=5.0 if how == "deadline" else None))
+    here.turn(2)
+    assert here.core.tiers.bringer.is_busy
+    if how == "fails":
+        events = here.run()
+        assert ids(answers, events, "again") == expected(0)[0], "what does not come is computed"
+        assert "link is down" in here.core.tiers.report().tiers[0].problem
+        device.fails = False
+    elif how == "cancel":
+        here.core.receive(Cancel("again"))
+    else:
+        here.clock.now += 6.0
+    settle(here)
+    assert_at_rest(here)
+    events = here.run(start("last", prompt(0), 20))
+    assert ids(answers, events, "last") == expected(0)[0]
+
+
+def test_one_that_waited_for_too_long_computes(lab: Any, start: Any, answers: Any, expected: Any) -> None:
+    device = SlowDevice()
+    here = small(lab, tiers=HOST, device=device)
+    fill(here, start)
+    device.num_looks = 400
+    here.core.receive(start("again", prompt(0), 20))
+    here.turn(2)
+    assert not here.core.scheduler.running
+    here.clock.now += 60.0
+    here.turn(2)
+    assert here.core.scheduler.running and here.core.tiers.bringer.is_busy
+    here.run()
+    assert ids(answers, here.events[-30:], "again") == expected(0)[0]
+    assert_at_rest(here)
+
+
+def test_the_disk_tier_survives_a_restart(lab: Any, start: Any, answers: Any, expected: Any, tmp_path: Path) -> None:
+    sizes = TierSizes(disk_bytes=256 * (BLOCK_BYTES + 200), disk_dir=str(tmp_path))
+    first = small(lab, tiers=sizes)
+    first.run(start("r1", prompt(1), 20))
+    settle(first)
+    assert held(first) == {"disk": 4}
+    first.core.tiers.close()
+    second = small(lab, tiers=sizes)
+    events = second.run(start("r1", prompt(1), 20))
+    assert events[-1].cached_tokens == 256 and ids(answers, events, "r1") == expected(1)[1]
+    second.core.tiers.close()
+
+
+def test_a_damaged_file_is_computed_and_removed(
+    lab: Any, start: Any, answers: Any, expected: Any, tmp_path: Path
+) -> None:
+    sizes = TierSizes(disk_bytes=256 * (BLOCK_BYTES + 200), disk_dir=str(tmp_path))
+    first = small(lab, tiers=sizes)
+    first.run(start("r1", prompt(1), 20))
+    settle(first)
+    digests = [page.digest for page in first.core.tiers.lower.chain_to_unit(last_unit(first, 1))]
+    first.core.tiers.close()
+    damaged = tmp_path / (digests[2].hex() + SUFFIX)
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(bytes(data))
+    second = small(lab, tiers=sizes)
+    events = second.run(start("r1", prompt(1), 20))
+    assert ids(answers, events, "r1") == expected(1)[1]
+    assert events[-1].cached_tokens == 128, "the blocks before the damaged one are good"
+    settle(second)
+    assert_at_rest(second)
+    assert held(second) == {"disk": 4}, "what was computed is written again"
+    second.core.tiers.close()
+
+
+def last_unit(here: Any, seed: int) -> bytes:
+    """The wire hash of the last full unit of a prompt."""
+    from dragoman.prefix_hash import root_hash
+    from dragoman_agent.cache.hashing import PageHasher
+    from dragoman_agent.device.null_model import NullModel
+
+    hasher = PageHasher(root_hash(bytes.fromhex(NullModel().digest)), 64)
+    return hasher.extend(prompt(seed), 4)[-1].units[-1][:8]
+
+
+def units(seed: int) -> list[bytes]:
+    """The wire hashes of a prompt's units."""
+    from dragoman.prefix_hash import root_hash
+    from dragoman_agent.cache.hashing import PageHasher
+    from dragoman_agent.device.null_model import NullModel
+
+    hasher = PageHasher(root_hash(bytes.fromhex(NullModel().digest)), 64)
+    return [page.units[-1][:8] for page in hasher.extend(prompt(seed), 4)]
+
+
+def test_a_full_disk_turns_the_tier_off_and_nothing_else(
+    lab: Any, start: Any, answers: Any, expected: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    wanted = expected(*range(4))
+    here = small(lab, tiers=TierSizes(disk_bytes=1 << 20, disk_dir=str(tmp_path)))
+    store = here.core.tiers.lower.disk._store
+    real, count = store.write, 0
+
+    def full(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 5:
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(store, "write", full)
+    for seed in (*range(4), *range(4)):
+        events = here.run(start(f"r{seed}", prompt(seed), 20))
+        assert ids(answers, events, f"r{seed}") == wanted[seed]
+        settle(here)
+    counts = here.core.tiers.report().tiers[0]
+    assert "No space left on device" in counts.problem and counts.held_blocks == 0
+    assert_at_rest(here)
+    here.core.tiers.close()
+
+
+def test_a_directory_that_cannot_be_used_is_refused(lab: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskTierError, match="--kv-disk-dir"):
+        small(lab, tiers=TierSizes(disk_bytes=1 << 20, disk_dir=str(tmp_path / "file")))
+
+
+def test_the_disk_stays_within_its_limit(lab: Any, start: Any, tmp_path: Path) -> None:
+    limit = 7 * (BLOCK_BYTES + 200)
+    here = small(lab, tiers=TierSizes(disk_bytes=limit, disk_dir=str(tmp_path)))
+    for seed in range(8):
+        here.run(start(f"r{seed}", prompt(seed), 20))
+        settle(here)
+        assert sum(file.stat().st_size for file in tmp_path.glob("*" + SUFFIX)) <= limit
+    assert held(here)["disk"] >= 5 and here.core.tiers.report().tiers[0].written_bytes > 7 * BLOCK_BYTES
+    assert_at_rest(here)
+    here.core.tiers.close()
+
+
+def test_a_hint_brings_a_prefix_up_and_hears_of_its_use(lab: Any, start: Any) -> None:
+    here = small(lab, tiers=HOST)
+    fill(here, start)
+    here.core.tiers.receive(BringBlocks("hint", units(0)))
+    settle(here)
+    (answer,) = here.core.tiers.take_answers()
+    assert (answer.num_imported, answer.num_present, answer.problem) == (4, 0, "")
+    before = read_blocks(here)["host"]
+    events = here.run(start("r0", prompt(0), 20))
+    assert events[-1].cached_tokens == 256 and read_blocks(here)["host"] == before
+    (used,) = here.core.exchange.answers
+    assert used.exchange_id == "hint"
+    assert_at_rest(here)
+
+
+def test_a_hint_that_brings_nothing_says_why(lab: Any, start: Any) -> None:
+    here = small(lab, tiers=HOST)
+    here.run(start("r0", prompt(0), 20))
+    settle(here)
+    for name, seed, why in (("there", 0, "on the device already"), ("unknown", 9, "none of it is held")):
+        here.core.tiers.receive(BringBlocks(name, units(seed)))
+        (answer,) = here.core.tiers.take_answers()
+        assert answer.num_imported == 0 and why in answer.problem
+
+
+def test_units_below_the_device_are_told_once(lab: Any, start: Any) -> None:
+    here = small(lab, tiers=HOST)
+    for seed in range(3):
+        here.run(start(f"r{seed}", prompt(seed), 20))
+        settle(here)
+        here.steps.append(here.core.tick())
+    held_units: set[bytes] = set()
+    for step in here.steps:
+        assert not held_units & set(step.lower_stored_hashes)
+        held_units |= set(step.lower_stored_hashes)
+        held_units -= set(step.lower_removed_hashes)
+    assert held_units >= {unit for seed in range(3) for unit in units(seed)}
+
+
+def test_not_finite_kv_is_forgotten_below(lab: Any, start: Any) -> None:
+    here = small(lab, tiers=HOST)
+    here.run(start("r0", prompt(0), 20))
+    settle(here)
+    assert held(here) == {"host": 4}
+    digest = here.core.tiers.lower.chain_to_unit(units(0)[0])[0].digest
+    here.core.tiers.forget(digest)
+    assert held(here) == {"host": 0}
+
+
+def test_blocks_below_can_be_exported(lab: Any, start: Any) -> None:
+    here = small(lab, tiers=HOST)
+    fill(here, start)
+    assert not here.core.scheduler.pool.chain_to_unit(units(0)[-1])
+    here.core.exchange.receive(ExportBlocks("x", units(0), [], 1, 2))
+    answer = here.core.exchange.answers.pop()
+    assert answer.num_cached == 4 and len(answer.blocks) == 2
+    entry = here.core.tiers.lower.host.index.chain_to_unit(units(0)[1])[1]
+    assert answer.blocks[0].digest == entry.page.digest and answer.blocks[0].parent == entry.parent
+    assert (
+        np.frombuffer(answer.blocks[0].data, np.uint8).tolist() == here.core.tiers.lower.host.row(entry.slot).tolist()
+    )
