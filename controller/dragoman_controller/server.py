@@ -95,7 +95,8 @@ class ControllerServer:
             raise StartupError(str(error)) from None
         self._settings = settings
         self.metrics = ControllerMetrics()
-        self.cell = Cell(keys, policy, self.metrics, library=load())
+        self._library = load()
+        self.cell = Cell(keys, policy, self.metrics, library=self._library)
         self.cell.hints.for_queue = settings.prefetch
         self.controller_id = secrets.token_hex(8)
         file_keys = keys if settings.cell_key_file else ()
@@ -113,7 +114,9 @@ class ControllerServer:
 
     def _add_services(self) -> None:
         cell, server = self.cell, self._server
-        admission_service_pb2_grpc.add_AdmissionServiceServicer_to_server(AdmissionServicer(cell), server)
+        admission_service_pb2_grpc.add_AdmissionServiceServicer_to_server(
+            AdmissionServicer(cell, self._library), server
+        )
         agent_registry_service_pb2_grpc.add_AgentRegistryServiceServicer_to_server(
             AgentRegistryServicer(cell, self.controller_id), server
         )

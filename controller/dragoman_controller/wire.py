@@ -36,3 +36,8 @@ def length_delimited(message: type[Message], field: str) -> bytes:
 def varint_field(message: type[Message], field: str) -> bytes:
     """What stands before the value of an integer field."""
     return _encode(message.DESCRIPTOR.fields_by_name[field].number << 3 | _VARINT)
+
+
+def field(prefix: bytes, value: bytes) -> bytes:
+    """A field of bytes, text or a message; `prefix`: what stands before its size."""
+    return b"".join((prefix, varint(len(value)), value))

@@ -1,1 +1,1 @@
-"""The search of an agent in C++: compiled at first use, optional, with the choices that the Python code makes."""
+"""The innermost loops of a decision in C++: compiled at first use, optional, with the results that the Python code has."""

@@ -1,4 +1,4 @@
-"""Compiles the search at first use into Dragoman's cache, by a key of source, compiler and machine."""
+"""Compiles the native code at first use into Dragoman's cache, by a key of source, compiler and machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent / "search.cpp"
+SOURCES = tuple(Path(__file__).resolve().parent / name for name in ("search.cpp", "quote.cpp"))
 COMPILERS = ("g++", "c++", "clang++")
 # Without contraction: a fused product and sum would round otherwise than the Python code, and choices could differ.
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared")
-LIBRARY = "libdragoman_search.so"
+LIBRARY = "libdragoman_controller.so"
 BUILD_TIMEOUT_SECONDS = 60.0
 
 
@@ -38,9 +38,9 @@ def build(cache: Path, compiler: str | None = None) -> Path:
     if path is None:
         raise NativeUnavailable(f"no C++ compiler ({', '.join(COMPILERS)}) is on PATH; install one, such as g++")
     version = _run([path, "--version"])
-    digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version.encode(), *map(str.encode, FLAGS)]))
+    digest = hashlib.sha256(b"\0".join([*map(Path.read_bytes, SOURCES), version.encode(), *map(str.encode, FLAGS)]))
     digest.update(f"{platform.machine()} {platform.libc_ver()}".encode())
-    target = cache / "controller" / f"search-{digest.hexdigest()[:24]}"
+    target = cache / "controller" / f"native-{digest.hexdigest()[:24]}"
     try:
         if not (target / LIBRARY).is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def _build_into(target: Path, compiler: str) -> None:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as temporary:
         ready = Path(temporary) / "out"
         ready.mkdir()
-        _run([compiler, *FLAGS, str(SOURCE), "-o", str(ready / LIBRARY)])
+        _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(ready / LIBRARY)])
         try:
             os.rename(ready, target)
         except OSError:

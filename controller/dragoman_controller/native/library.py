@@ -1,4 +1,4 @@
-"""The compiled search as Python calls it: one table of agents in memory that C++ reads, a call a request."""
+"""The native code as Python calls it: one table of agents in memory that C++ reads, a call a request, a call a quote."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dragoman_controller.native.build import NativeUnavailable, build, cache_dir
 
 if TYPE_CHECKING:
+    from dragoman_controller.quote import Quote
     from dragoman_controller.steps import DecodeRow
 
 _CLOSED = -1.0
@@ -24,6 +25,9 @@ BARRED = -1.0
 _LANE = struct.Struct("<7dQ")
 _REQUEST = struct.Struct("<7d")
 _FOUND = struct.Struct("<3q5d")
+_QUOTE = struct.Struct("<12d")
+# Three estimates of three durations, each of two numbers.
+_MAX_QUOTE_BYTES = 3 * (2 + 3 * (2 + 2 * 11))
 _LEAST_CAPACITY = 16
 
 logger = logging.getLogger(__name__)
@@ -67,6 +71,7 @@ class Library:
             layout: Any = handle.dragoman_search_layout
             self.search: Any = handle.dragoman_search
             self.draw: Any = handle.dragoman_draw
+            self.write_quote: Any = handle.dragoman_write_quote
         except (OSError, AttributeError) as error:
             raise NativeUnavailable(f"{path} cannot be loaded: {error}") from None
         layout.restype, layout.argtypes = ctypes.c_int64, ()
@@ -74,6 +79,7 @@ class Library:
             raise NativeUnavailable(f"{path} lays its numbers out otherwise than this version of Dragoman")
         self.search.restype, self.search.argtypes = ctypes.c_int64, (ctypes.c_void_p,)
         self.draw.restype, self.draw.argtypes = None, (ctypes.c_void_p, ctypes.c_double, ctypes.c_double)
+        self.write_quote.restype, self.write_quote.argtypes = ctypes.c_int64, (ctypes.c_void_p, ctypes.c_void_p)
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Library | None:
@@ -86,8 +92,29 @@ def _load(cache: Path) -> Library | None:
     try:
         return Library(build(cache))
     except NativeUnavailable as error:
-        logger.warning("agents are searched by Python code, which takes more time and chooses the same: %s", error)
+        logger.warning(
+            "agents are searched, and quotes written, by Python code, which takes more time and does the same: %s",
+            error,
+        )
         return None
+
+
+class QuoteWriter:
+    """Writes the message of a quote."""
+
+    def __init__(self, library: Library) -> None:
+        self._write = library.write_quote
+        self._numbers, self._message = bytearray(_QUOTE.size), bytearray(_MAX_QUOTE_BYTES)
+        self._addresses = tuple(
+            ctypes.addressof(ctypes.c_char.from_buffer(buffer)) for buffer in (self._numbers, self._message)
+        )
+
+    def write(self, quote: Quote) -> bytes:
+        """A serialized LatencyQuote."""
+        ttft, tpot, finish, ratios = quote
+        _QUOTE.pack_into(self._numbers, 0, ttft, tpot, finish, *ratios[0], *ratios[1], *ratios[2])
+        num_bytes: int = self._write(*self._addresses)
+        return bytes(self._message[:num_bytes])
 
 
 class SearchTable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import admission_service_pb2 as pb
@@ -13,8 +12,10 @@ from dragoman.v1 import admission_service_pb2_grpc as pb_grpc
 from dragoman_controller.admission import Answer, Queued
 from dragoman_controller.cell import Cell
 from dragoman_controller.granted import Granted
+from dragoman_controller.native.library import Library
 from dragoman_controller.requests import AdmissionRequest
-from dragoman_controller.rpc.convert import admission_request, fill_granted, fill_quote
+from dragoman_controller.rpc.answers import AnswerWriter
+from dragoman_controller.rpc.convert import admission_request, fill_quote
 
 # Requests decided in one turn of the loop, and answers that may wait for their gateway to read.
 MAX_BATCH = 256
@@ -24,8 +25,10 @@ MAX_NUM_UNSENT = 4096
 class AdmissionServicer(pb_grpc.AdmissionServiceServicer):
     """Answers clients and gateways."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, library: Library | None = None) -> None:
+        """`library`: what writes quotes."""
         self._cell = cell
+        self._writer = AnswerWriter(library)
 
     async def AcquireTicket(self, request: pb.AcquireTicketRequest, context: Context) -> pb.AcquireTicketResponse:
         """Waits until the request is admitted. A caller that leaves takes its request out of the queue."""
@@ -44,15 +47,13 @@ class AdmissionServicer(pb_grpc.AdmissionServiceServicer):
             raise
         if isinstance(answer, DragomanError):
             raise answer
-        response = pb.AcquireTicketResponse()
-        fill_granted(response, answer)
-        return response
+        return self._writer.granted(answer)
 
     async def Admit(
         self, request_iterator: AsyncIterator[pb.AdmitRequest], context: Context
     ) -> AsyncIterator[pb.AdmitResponse]:
         """Answers batches; everything that is answered in one turn of the loop goes out in one message."""
-        stream = _AdmitStream(self._cell)
+        stream = _AdmitStream(self._cell, self._writer)
         reader = asyncio.create_task(stream.read(request_iterator))
         try:
             while True:
@@ -87,8 +88,8 @@ class _AdmitStream:
     has in its caches.
     """
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
+    def __init__(self, cell: Cell, writer: AnswerWriter) -> None:
+        self._cell, self._writer = cell, writer
         self.answers: list[tuple[str, Answer]] = []
         """What has been answered and not sent, by request id."""
         self.waiting: dict[_Listener, None] = {}
@@ -134,18 +135,7 @@ class _AdmitStream:
         """The message with everything answered so far."""
         answers, self.answers = self.answers, []
         self._is_read.set()
-        response = pb.AdmitResponse()
-        for request_id, answer in answers:
-            admission = response.admissions.add()
-            admission.request_id = request_id
-            if isinstance(answer, Granted):
-                fill_granted(admission.granted, answer)
-            elif isinstance(answer, Queued):
-                admission.queued.position = answer.position
-                admission.queued.predicted_wait.CopyFrom(duration_of(answer.predicted_wait_seconds))
-            else:
-                admission.refused.CopyFrom(answer.to_detail())
-        return response
+        return self._writer.batch(answers)
 
     def close(self) -> None:
         """The gateway is gone: what waits for it alone is taken out of the queue."""

@@ -11,7 +11,6 @@ from dragoman.v1 import admission_service_pb2, agent_pb2, agent_registry_service
 from dragoman_controller.cell import CommandResult, Controller, Outcome
 from dragoman_controller.commands import Command, Drain, Prefetch, Undrain
 from dragoman_controller.fleet import AgentSpec, AgentState, KvTerms, Load, Member, ModelSpec
-from dragoman_controller.granted import Granted, Ticket
 from dragoman_controller.quote import Quote
 from dragoman_controller.requests import AdmissionRequest, Priority, Resume
 from dragoman_controller.steps import StepTable
@@ -63,23 +62,6 @@ def _seconds(message: admission_service_pb2.AcquireTicketRequest, name: str) -> 
     if abs(duration.nanos) > 999_999_999 or duration.seconds * duration.nanos < 0:
         raise invalid(name, f"{name} is no valid duration: nanos must be within a second and of the sign of seconds")
     return seconds_of(duration)
-
-
-def fill_granted(message: admission_service_pb2.AcquireTicketResponse, granted: Granted) -> None:
-    """The answer to a granted request. Written into the message in place: this is a good part of a decision's time."""
-    _fill_ticket(message.ticket, granted.ticket)
-    if granted.fallback is not None:
-        _fill_ticket(message.fallback_ticket, granted.fallback)
-    fill_quote(message.quote, granted.quote)
-
-
-def _fill_ticket(message: admission_service_pb2.Ticket, ticket: Ticket) -> None:
-    message.token = ticket.token
-    message.data_address = ticket.destination.data_address
-    _fill_duration(message.usable_for, ticket.usable_seconds)
-    message.expected_cached_tokens = ticket.expected_cached_tokens
-    message.agent_id = ticket.agent_id
-    message.epoch = ticket.epoch
 
 
 def fill_quote(message: admission_service_pb2.LatencyQuote, quote: Quote) -> None:
