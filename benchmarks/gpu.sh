@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
-#   benchmarks/gpu.sh OUT [probe|checks|speed|pal] [MODEL...]     raw results go to OUT/*.json; benchmarks.record_gpu records them
+#   benchmarks/gpu.sh OUT [probe|checks|speed|pal] [MODEL...]
+# The raw results and logs go to OUT/GROUP.tar, packed anew after each part; benchmarks.record_gpu records the *.json in it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?a folder for the raw results}
@@ -8,22 +9,20 @@ group=${2:-checks}
 shift $(($# < 2 ? $# : 2))
 models=${*:-qwen3-0.6b llama-3.2-1b qwen3-8b}
 export PYTHONPATH=".:benchmarks:tests/gpu:clients/python:clients/text:clients/cli:gpu_agent:kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+work=$(mktemp -d)
 failed=0
-run() { echo "== $*"; timeout "${LIMIT:-280}" "$@" || { echo "FAILED ($?): $*"; failed=1; }; }
+pack() { mkdir -p "$out" && tar -cf "$out/$group.tar" -C "$work" .; }
+run() { echo "== $*"; timeout "${LIMIT:-280}" "$@" || { echo "FAILED ($?): $*"; failed=1; }; pack; }
 if [ "$group" = checks ]; then
-  for dtype in bfloat16 float16; do run python3 tests/kernels/triton/check_ops.py cuda "$dtype"; done
-  [ -f tests/gpu/check_sampling.py ] && run python3 tests/gpu/check_sampling.py
-  [ -n "${EMBEDDED_MODEL:-}" ] && run python3 tests/gpu/check_engine.py "$EMBEDDED_MODEL"
-  run python3 tests/gpu/check_features.py qwen3-0.6b
-  run python3 tests/gpu/check_device.py
-  for model in $models; do run python3 tests/gpu/check_parity.py "$model"; done
+  LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --seconds 500
 elif [ "$group" = probe ]; then
-  run python3 tests/gpu/check_probe.py --out "$out"
+  run python3 tests/gpu/check_probe.py --out "$work"
 elif [ "$group" = pal ]; then
-  LIMIT=450 run python3 -m benchmarks.pal_gpu $models --out "$out" --seconds 390
+  LIMIT=450 run python3 -m benchmarks.pal_gpu $models --out "$work" --seconds 390
   DRAGOMAN_SM_LIMIT=24 DRAGOMAN_MEMORY_LIMIT=8000000000 LIMIT=90 run python3 -m benchmarks.small_card qwen3-0.6b \
-    --whole-timings "$out/timings.json" --out "$out"
+    --whole-timings "$work/timings.json" --out "$work"
 else
-  for model in $models; do run python3 -m benchmarks.engine_gpu "$model" --out "$out/$model.json"; done
+  for model in $models; do LIMIT=150 run python3 -m benchmarks.engine_gpu "$model" --out "$work/$model.json"; done
+  LIMIT=70 run python3 -m benchmarks.embed_gpu --out "$work/embed.json"
 fi
 exit $failed

@@ -85,7 +85,7 @@ def main() -> int:
     source = open_model(sys.argv[1], Path())
     found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
     profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
-    plan, _ = plan_cuda(profile, source.config, Limits(max_num_seqs=64, memory_utilization=0.3))
+    plan, _ = plan_cuda(profile, source.config, Limits(max_num_seqs=64, memory_utilization=0.2))
     device = CudaDevice()
     device.load(source, plan, lambda _: None)
     core = build_core(device, source, plan)

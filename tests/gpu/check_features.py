@@ -90,7 +90,7 @@ def main() -> int:
     found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
     profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
     plan, _ = plan_cuda(
-        profile, source.config, Limits(max_context_tokens=4096, max_num_seqs=64, memory_utilization=0.4)
+        profile, source.config, Limits(max_context_tokens=4096, max_num_seqs=64, memory_utilization=0.2)
     )
     device = CudaDevice()
     device.load(source, plan, lambda _: None)

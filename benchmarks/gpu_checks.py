@@ -1,0 +1,166 @@
+"""Every check of tests/gpu on this machine's GPU, beside each other as far as memory goes, each with a time limit of its own.
+
+    python -m benchmarks.gpu_checks OUT [--models qwen3-0.6b,...] [--only NAME,...] [--seconds 500]
+
+Prints a line a check and the end of what a failed one said; all that they said goes to OUT/<check>.log, the verdicts to
+OUT/checks.json. What is new in tests/gpu is run too. Exit 1 when a check failed, ran past its limit or had no time left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ("qwen3-0.6b", "llama-3.2-1b", "qwen3-8b")
+GIGABYTES = 110  # of the card that checks may take together
+MAX_PARALLEL = 6
+NOT_CHECKS = ("check_probe",)  # has its own group: it measures, and needs the card to itself
+POLL_SECONDS = 0.1
+END_LINES = 25
+# The card's quick profile, which the checks plan from: made once before they start together.
+PROFILE = "from pathlib import Path; from dragoman_agent.pal.attributes import take_inventory; from dragoman_agent.pal.probe import profile_device; profile_device(next(d for d in take_inventory().devices if d.facts.kind == 'cuda'), Path('/tmp/dragoman-check'))"  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One command."""
+
+    name: str
+    command: tuple[str, ...]
+    gigabytes: int = 30
+    limit_seconds: float = 120.0
+    alone: bool = False  # it counts or times the whole card
+    last: bool = False  # it breaks something on purpose
+
+
+@dataclass(slots=True)
+class Running:
+    """A check under way."""
+
+    check: Check
+    process: subprocess.Popen[bytes]
+    begun: float
+
+
+def script(name: str, *arguments: str, **settings: Any) -> Check:
+    """A file of tests/gpu."""
+    label = "-".join([name, *arguments]).removeprefix("check_")
+    return Check(label, (sys.executable, f"tests/gpu/{name}.py", *arguments), **settings)
+
+
+def all_checks(models: Sequence[str], embedded: str = "") -> list[Check]:
+    """Those known here, then whatever else tests/gpu has."""
+    ops = "tests/kernels/triton/check_ops.py"
+    known = [
+        script("check_facts", gigabytes=2, limit_seconds=40, alone=True),
+        script("check_indices", gigabytes=8, limit_seconds=80, alone=True),
+        *(Check(f"ops-{dtype}", (sys.executable, ops, "cuda", dtype), 8, 200) for dtype in ("bfloat16", "float16")),
+        script("check_device", gigabytes=20, limit_seconds=200),
+        *(script("check_parity", model, gigabytes=55 if model.endswith("8b") else 25, limit_seconds=200) for model in models),
+        script("check_features", models[0], gigabytes=25, limit_seconds=150),
+        script("check_sampling", gigabytes=8, limit_seconds=150),
+        script("check_sticky", f"random:{models[0]}", gigabytes=70, limit_seconds=120, alone=True, last=True),
+    ]  # fmt: skip
+    if embedded:
+        known.append(script("check_engine", embedded, gigabytes=25, limit_seconds=150))
+    named = {Path(check.command[1]).stem for check in known} | {"check_engine", *NOT_CHECKS}
+    found = sorted(path.stem for path in (ROOT / "tests/gpu").glob("check_*.py"))
+    return [*known, *(script(name, limit_seconds=150) for name in found if name not in named)]
+
+
+class Runner:
+    """Starts what fits, ends what is late, tells what came of each."""
+
+    def __init__(self, out: Path, seconds: float) -> None:
+        """`seconds`: nothing runs longer than that from now."""
+        self._out = out
+        self._deadline = time.monotonic() + seconds
+        self.verdicts: dict[str, dict[str, Any]] = {}
+
+    def run(self, checks: Sequence[Check]) -> None:
+        """Those alone one after another, then the others beside each other, the large ones first, then what breaks things."""
+        for check in (one for one in checks if one.alone and not one.last):
+            self._together([check])
+        self._together(sorted((one for one in checks if not one.alone), key=lambda one: -one.gigabytes))
+        for check in (one for one in checks if one.alone and one.last):
+            self._together([check])
+
+    def _together(self, waiting: list[Check]) -> None:
+        running: list[Running] = []
+        while waiting or running:
+            room = GIGABYTES - sum(one.check.gigabytes for one in running)
+            fitting = [check for check in waiting if not running or check.gigabytes <= room]
+            if fitting and len(running) < MAX_PARALLEL:
+                check = fitting[0]
+                waiting.remove(check)
+                if time.monotonic() > self._deadline:
+                    self._tell(check, 0.0, "no time was left")
+                    continue
+                running.append(self._start(check))
+                continue
+            time.sleep(POLL_SECONDS)
+            running = [one for one in running if not self._ended(one)]
+
+    def _start(self, check: Check) -> Running:
+        with self._log(check).open("wb") as log:
+            process = subprocess.Popen(check.command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        return Running(check, process, time.monotonic())
+
+    def _ended(self, one: Running) -> bool:
+        """Whether it has; one past its limit is made to, with all that it started."""
+        code, now = one.process.poll(), time.monotonic()
+        seconds = now - one.begun
+        if code is not None:
+            self._tell(one.check, seconds, "" if code == 0 else f"exit {code}")
+            return True
+        if seconds > one.check.limit_seconds or now > self._deadline:
+            os.killpg(one.process.pid, 9)  # its own group: made with its session
+            one.process.wait()
+            self._tell(one.check, seconds, f"ended after {seconds:.0f} s, its limit is {one.check.limit_seconds:g} s")
+            return True
+        return False
+
+    def _tell(self, check: Check, seconds: float, problem: str) -> None:
+        self.verdicts[check.name] = {"ok": not problem, "seconds": round(seconds, 1), "problem": problem}
+        print(f"{'FAILED' if problem else 'ok':6} {check.name} {seconds:.1f} s {problem}", flush=True)
+        log = self._log(check)
+        if problem and log.exists():
+            lines = log.read_text(errors="replace").splitlines()[-END_LINES:]
+            print("\n".join(f"       | {line[:300]}" for line in lines), flush=True)
+        (self._out / "checks.json").write_text(json.dumps(self.verdicts, indent=1) + "\n")
+
+    def _log(self, check: Check) -> Path:
+        return self._out / f"{check.name.replace('/', '_').replace(':', '_')}.log"
+
+
+def main() -> int:
+    """Run and count."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--only", default="", help="names of checks, or beginnings of them")
+    parser.add_argument("--seconds", type=float, default=500.0)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    checks = all_checks(options.models.split(","), os.environ.get("EMBEDDED_MODEL", ""))
+    if options.only:
+        checks = [one for one in checks if one.name.startswith(tuple(options.only.split(",")))]
+    runner = Runner(options.out, options.seconds)
+    profile = Check("profile", (sys.executable, "-c", PROFILE), 4, 60, alone=True)
+    runner.run([profile, *checks])
+    bad = [name for name, verdict in runner.verdicts.items() if not verdict["ok"]]
+    print(f"{len(runner.verdicts) - len(bad)} of {len(runner.verdicts)} checks are good" + (f"; not: {', '.join(bad)}" if bad else ""))  # fmt: skip
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
