@@ -42,7 +42,7 @@ def raw_exchange(url: str, data: bytes, *, seconds: float = 5.0) -> bytes:
 def test_unknown_route_is_an_envelope(lonely_gateway: str) -> None:
     error = assert_envelope(httpx.get(f"{lonely_gateway}/nowhere"), 404)
     assert "/nowhere" in str(error["message"])
-    assert_envelope(httpx.post(f"{lonely_gateway}/v1/embeddings", json={}), 404)
+    assert_envelope(httpx.post(f"{lonely_gateway}/v1/rerank", json={}), 404)
     assert_envelope(httpx.post(f"{lonely_gateway}/v1/responses", json={}), 404)
 
 

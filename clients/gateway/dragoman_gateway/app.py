@@ -21,6 +21,7 @@ from dragoman_gateway import info_routes, text_routes
 from dragoman_gateway.backend import Backend
 from dragoman_gateway.chat import chat_completions
 from dragoman_gateway.completions import completions
+from dragoman_gateway.embeddings import embeddings
 from dragoman_gateway.errors import ApiError, from_dragoman
 from dragoman_gateway.http import CLIENT_CLOSED_REQUEST, ClientGone, error_reply, parse_json_object, read_body
 from dragoman_gateway.requests import outcome_of
@@ -45,7 +46,7 @@ _EXPOSED_HEADERS = (
     b"x-dragoman-quote-ttft-ms, x-dragoman-quote-tpot-ms, x-dragoman-quote-finish-ms"
 )
 # Their requests are counted from the first byte on, also those that end before there is a job.
-GENERATION_ROUTES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+GENERATION_ROUTES = {"/v1/chat/completions": "chat", "/v1/completions": "completions", "/v1/embeddings": "embeddings"}
 
 Handler = Callable[[Request, Backend, dict[str, Any]], Awaitable[Response]]
 Reader = Callable[[Request, Backend], Awaitable[Response]]
@@ -126,6 +127,7 @@ def build_routes(backend: Backend) -> Starlette:
     routes = [
         Route("/v1/chat/completions", post(chat_completions, generates=True), methods=["POST"]),
         Route("/v1/completions", post(completions, generates=True), methods=["POST"]),
+        Route("/v1/embeddings", post(embeddings, generates=True), methods=["POST"]),
         Route("/v1/models", get(info_routes.models), methods=["GET"]),
         Route("/v1/models/{id:path}", get(info_routes.model), methods=["GET"]),
         Route("/v1/server/info", get(info_routes.server_info), methods=["GET"]),

@@ -25,7 +25,7 @@ MAX_STARTS = 3
 _FIRST_BACKOFF_SECONDS = 0.05
 _MAX_BACKOFF_SECONDS = 1.0
 # Nobody but this process has touched the ticket: a controller's new key or an agent's new life made it so.
-_STALE_TICKET = frozenset(
+STALE_TICKET = frozenset(
     {
         error_pb2.ERROR_REASON_TICKET_INVALID,
         error_pb2.ERROR_REASON_TICKET_EXPIRED,
@@ -105,7 +105,7 @@ class Generation:
                 refused_patience_seconds=resume_seconds,
             ),
             random.Random(),
-            also_retried=_STALE_TICKET,
+            also_retried=STALE_TICKET,
             heeds_retry_delay=False,
         )
         self._is_resume = False
@@ -285,7 +285,7 @@ class Generation:
             error = await self._try(ticket, request.request_id)
             if error is None:
                 return None
-            if not (may_pass(error, resuming=self._is_resume) or error.reason in _STALE_TICKET):
+            if not (may_pass(error, resuming=self._is_resume) or error.reason in STALE_TICKET):
                 raise error
         self._admissions.abandon(request.request_id)
         return error

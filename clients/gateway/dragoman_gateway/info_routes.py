@@ -110,7 +110,7 @@ def _model_entry(member: Any, model: agent_pb2.ServedModel) -> dict[str, Any]:
         "max_model_len": model.max_context_tokens,
         "context_window": model.max_context_tokens,
         "digest": model.model_digest.hex(),
-        "capabilities": {"completion": True, "chat": True, "embeddings": False},
+        "capabilities": {"completion": True, "chat": True, "embeddings": True},
     }
 
 

@@ -16,7 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 TPOT_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 OUTCOMES = ("ok", "cancelled", "error", "refused")
-ROUTES = ("chat", "completions")
+ROUTES = ("chat", "completions", "embeddings")
 
 
 class GatewayMetrics:
@@ -27,7 +27,7 @@ class GatewayMetrics:
         r = self.registry
         self.requests = Counter(
             "dragoman_gateway_requests",
-            "Generation requests by route and how they ended",
+            "Requests for tokens or vectors by route and how they ended",
             ["route", "outcome"],
             registry=r,
         )

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from dragoman_gateway import VERSION
-from dragoman_gateway.schema import ChatBody, CompletionBody, DetokenizeBody, TemplateBody, TokenizeBody
+from dragoman_gateway.schema import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TemplateBody, TokenizeBody
 
 _HELLO = [{"role": "user", "content": "Hello"}]
 _POSTS: dict[str, tuple[str, type, dict[str, Any], str, bool]] = {
@@ -20,6 +20,7 @@ _POSTS: dict[str, tuple[str, type, dict[str, Any], str, bool]] = {
         True,
     ),
     "/v1/completions": ("Continue a text", CompletionBody, {"prompt": "Once", "max_tokens": 32}, "Completion", True),
+    "/v1/embeddings": ("Texts to vectors", EmbeddingBody, {"input": ["Once", "Twice"]}, "EmbeddingList", False),
     "/tokenize": ("Text or chat to token ids", TokenizeBody, {"prompt": "Hello"}, "Tokens", False),
     "/detokenize": ("Token ids to text", DetokenizeBody, {"tokens": [72, 105]}, "Prompt", False),
     "/apply-template": (
@@ -80,6 +81,16 @@ _ANSWERS: dict[str, Any] = {
     ),
     "Completion": _object(
         {**_COMMON, "choices": _list_of(_object({**_CHOICE, "text": _STRING})), "usage": _ref("Usage")}
+    ),
+    "EmbeddingList": _object(
+        {
+            "object": _STRING,
+            "data": _list_of(
+                _object({"object": _STRING, "index": _INTEGER, "embedding": {"type": ["array", "string"]}})
+            ),
+            "model": _STRING,
+            "usage": _object({"prompt_tokens": _INTEGER, "total_tokens": _INTEGER}),
+        }
     ),
     "Model": _object({"id": _STRING, "object": _STRING, "created": _INTEGER, "owned_by": _STRING}),
     "ModelList": _object({"object": _STRING, "data": _list_of(_ref("Model"))}),

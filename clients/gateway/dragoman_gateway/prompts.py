@@ -110,7 +110,7 @@ def check_messages(messages: Any) -> None:
 
 def completion_prompts(body: CompletionBody, model: ModelText, cache_salt: str, max_prompts: int) -> list[Prompt]:
     """The prompts of a completions request, all checked before any runs. Call it in a thread. Raises ApiError 400."""
-    inputs = _inputs(body.prompt, max_prompts)
+    inputs = inputs_of(body.prompt, max_prompts, "prompt")
     prompts = []
     for index, item in enumerate(inputs):
         path = "prompt" if isinstance(body.prompt, str) or item is body.prompt else f"prompt[{index}]"
@@ -129,25 +129,23 @@ def completion_prompts(body: CompletionBody, model: ModelText, cache_salt: str, 
     return prompts
 
 
-def _inputs(prompt: Any, max_prompts: int) -> list[Any]:
-    """The single prompts of a `prompt`: each a text or a list of ids."""
+def inputs_of(prompt: Any, most: int, field: str) -> list[Any]:
+    """The single prompts of `field`: each a text or a list of ids, at most `most`. Raises ApiError 400."""
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list):
-        raise invalid(
-            "prompt must be a string, a list of strings, token ids, or a list of lists of token ids", "prompt"
-        )
+        raise invalid(f"{field} must be a string, a list of strings, token ids, or a list of lists of token ids", field)
     if not prompt:
-        raise invalid("prompt is empty; give a text or at least one token id", "prompt")
+        raise invalid(f"{field} is empty; give a text or at least one token id", field)
     kinds = {str if isinstance(item, str) else list if isinstance(item, list) else int for item in prompt}
     if kinds == {int}:
         return [prompt]
     if len(kinds) > 1:
         first = type(prompt[0])
         odd = next(index for index, item in enumerate(prompt) if type(item) is not first)
-        raise invalid(f"prompt[{odd}] is not of the kind of prompt[0]; do not mix texts and ids", f"prompt[{odd}]")
-    if len(prompt) > max_prompts:
-        raise invalid(f"prompt has {len(prompt)} prompts, at most {max_prompts} are allowed; send fewer", "prompt")
+        raise invalid(f"{field}[{odd}] is not of the kind of {field}[0]; do not mix texts and ids", f"{field}[{odd}]")
+    if len(prompt) > most:
+        raise invalid(f"{field} has {len(prompt)} entries, at most {most} are allowed; send fewer", field)
     return prompt
 
 

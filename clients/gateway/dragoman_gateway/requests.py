@@ -69,8 +69,7 @@ def build_specs(
             num_choices=num_choices,
             tenant=tenant,
         )
-        if wait:
-            acquire.max_queue_wait.CopyFrom(duration_pb2.Duration(seconds=int(wait), nanos=int(wait % 1 * 1e9)))
+        set_queue_wait(acquire, wait)
         generate = generation_service_pb2.GenerateRequest(
             model=model.name,
             token_ids=tokens_pb2.TokenIds(ids=prompt.token_ids),
@@ -82,6 +81,12 @@ def build_specs(
             generate.text_options.skip_special_tokens = body.skip_special_tokens
         specs.append(GenerationSpec(acquire, generate, num_choices, len(prompt.token_ids)))
     return specs
+
+
+def set_queue_wait(acquire: admission_service_pb2.AcquireTicketRequest, seconds: float) -> None:
+    """Bound the wait in the controller's queue; 0 leaves it to the controller."""
+    if seconds:
+        acquire.max_queue_wait.CopyFrom(duration_pb2.Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9)))
 
 
 class Job:

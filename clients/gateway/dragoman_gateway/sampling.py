@@ -7,7 +7,7 @@ from typing import Any
 
 from dragoman.v1 import admission_service_pb2, generation_service_pb2
 from dragoman_gateway.errors import invalid
-from dragoman_gateway.schema import SamplingBody
+from dragoman_gateway.schema import EmbeddingBody, SamplingBody
 from dragoman_text import validate_stops
 
 MAX_NUM_LOGIT_BIAS = 4096
@@ -115,7 +115,7 @@ def check_ids(ids: list[Any], param: str, vocabulary_size: int) -> None:
             )
 
 
-def priority_of(body: SamplingBody) -> admission_service_pb2.Priority:
+def priority_of(body: SamplingBody | EmbeddingBody) -> admission_service_pb2.Priority:
     """The class of service; unset is the default."""
     return _PRIORITIES.get(body.priority or "", admission_service_pb2.PRIORITY_UNSPECIFIED)
 

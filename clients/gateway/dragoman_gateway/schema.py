@@ -151,6 +151,20 @@ class CompletionBody(SamplingBody):
     parse_special_tokens: bool | None = None
 
 
+class EmbeddingBody(Body):
+    """POST /v1/embeddings."""
+
+    model: str | None = None
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = Field(None, description="At most the model's width.")
+    user: str | None = None
+    # Beyond the OpenAI API.
+    prompt_name: str | None = Field(None, description="One of the model's own prompts, such as query.")
+    instruction: str | None = Field(None, description="The task of the queries that the texts are.")
+    priority: Literal["interactive", "standard", "batch"] | None = None
+
+
 class TokenizeBody(Body):
     """POST /tokenize: of a text, or of a chat through the model's template."""
 
