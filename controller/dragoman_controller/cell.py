@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
@@ -32,8 +32,7 @@ TICK_SECONDS = 0.05
 _MAX_LOST_LIVES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a request ended at its agent; times in seconds from acceptance."""
 
     jti: bytes

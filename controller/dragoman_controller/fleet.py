@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from dragoman.errors import DragomanError
 from dragoman.limits import MAX_AGENT_ID_BYTES
@@ -81,8 +82,7 @@ class AgentSpec:
     description: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Load of an agent at one instant; ages in seconds, as of when it was sent."""
 
     waiting_requests: int = 0

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left
 from collections import Counter as Count
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, disable_created_metrics
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 import dragoman
 from dragoman_controller.cell import Cell
@@ -20,21 +25,45 @@ _ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.
 HINT_OUTCOMES = ("accepted", "not_accepted", "used", "late", "clipped", "refused", "unused")
 
 
+class _Decisions(Collector):
+    """What is counted at each decision, as plain numbers: a locked counter of the library takes many times as long."""
+
+    def __init__(self) -> None:
+        self.tickets: Count[str] = Count(granted=0)
+        # By the number of the class: to look a member of an enum up in a dict takes longer than the rest of this.
+        self._waits = [[0] * (len(_WAIT_BUCKETS) + 1) for _ in range(max(Priority) + 1)]
+        self._waited_seconds = [0.0] * len(self._waits)
+
+    def waited(self, priority: Priority, seconds: float) -> None:
+        """A request waited for so long; a bucket holds what is at most its bound."""
+        self._waits[priority][bisect_left(_WAIT_BUCKETS, seconds)] += 1
+        self._waited_seconds[priority] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector; called on the scraper's thread."""
+        tickets = CounterMetricFamily("dragoman_tickets", "Answers to requests for a ticket.", labels=["result"])
+        for result, count in list(self.tickets.items()):
+            tickets.add_metric([result], count)
+        yield tickets
+        waits = HistogramMetricFamily(
+            "dragoman_queue_seconds", "Time in the queue of requests that got a ticket.", labels=["class"]
+        )
+        bounds = (*map(floatToGoString, _WAIT_BUCKETS), "+Inf")
+        for priority in Priority:
+            buckets = list(zip(bounds, map(float, accumulate(list(self._waits[priority]))), strict=True))
+            waits.add_metric([priority.label], buckets, self._waited_seconds[priority])
+        yield waits
+
+
 class ControllerMetrics:
     """Counts for the cell; implements CellObserver."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
-        self._tickets = Counter("dragoman_tickets", "Answers to requests for a ticket.", ["result"], registry=registry)
+        self._decisions = _Decisions()
+        registry.register(self._decisions)
         self._waiting = Gauge("dragoman_requests_waiting", "Requests in the queue.", ["class"], registry=registry)
-        self._queue = Histogram(
-            "dragoman_queue_seconds",
-            "Time in the queue of requests that got a ticket.",
-            ["class"],
-            buckets=_WAIT_BUCKETS,
-            registry=registry,
-        )
         self._error = Histogram(
             "dragoman_quote_error_ratio",
             "Difference of observed and quoted seconds, relative to the quoted.",
@@ -60,22 +89,16 @@ class ControllerMetrics:
         self._units = Gauge("dragoman_prefix_units", "Prefix units in the index.", registry=registry)
         build = Gauge("dragoman_build_info", "Version of this process.", ["version", "python"], registry=registry)
         build.labels(dragoman.__version__, platform.python_version()).set(1)
-        self._ticket_counters = {"granted": self._tickets.labels("granted")}
-        """The labelled children are kept: a look-up by label costs as much as a small part of a placement."""
-        self._queue_of = {priority: self._queue.labels(priority.label) for priority in Priority}
         for outcome in HINT_OUTCOMES:
             self._hints.labels(outcome)
 
     def ticket(self, result: str) -> None:
         """One answer."""
-        counter = self._ticket_counters.get(result)
-        if counter is None:
-            counter = self._ticket_counters[result] = self._tickets.labels(result)
-        counter.inc()
+        self._decisions.tickets[result] += 1
 
     def waited(self, priority: Priority, seconds: float) -> None:
         """A request left the queue with a ticket."""
-        self._queue_of[priority].observe(seconds)
+        self._decisions.waited(priority, seconds)
 
     def quoted(self, priority: Priority, quote: Quote, policy: Policy) -> None:
         """A quote was given; counted where it is past the target of the class."""
