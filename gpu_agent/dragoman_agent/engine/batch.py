@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from dragoman_agent.pal.plan import Plan
 
 _EMPTY = np.zeros(0, dtype=np.int32)
 _SEED_MASK = (1 << 64) - 1
+_ROW = attrgetter("row")
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class BuiltStep:
     """A batch and whose it is: `sampled` and `pooled` in the order of the result's rows."""
 
     batch: StepBatch
+    rows: npt.NDArray[np.intp]  # [num_samples] of the persistent batch
     sampled: list[Sequence]
     pooled: list[Sequence]
     computed: list[tuple[Sequence, int]]  # prefill sequences and the tokens computed for each
@@ -35,7 +38,11 @@ class BuiltStep:
 
 
 class BatchBuilder:
-    """Rows of the running sequences, and the batches made of them."""
+    """Rows of the running sequences, and the batches made of them.
+
+    A row follows its sequence from the step that starts it: what it has computed and which token comes next is counted here
+    for all rows at once.
+    """
 
     def __init__(self, plan: Plan, vocab_size: int) -> None:
         """`vocab_size` is the width of the logits."""
@@ -53,6 +60,11 @@ class BatchBuilder:
         self._choices = np.zeros(num_rows, dtype=np.int32)
         self._num_logprobs = np.full(num_rows, -1, dtype=np.int32)
         self._keys = np.full(num_rows, -1, dtype=np.int32)
+        self._num_computed = np.zeros(num_rows, dtype=np.int32)  # tokens, those of the steps under way included
+        self._last_tokens = np.zeros(num_rows, dtype=np.int32)  # the newest that the host knows
+        self._future_steps = np.zeros(num_rows, dtype=np.int64)  # newest step that samples a token for the row
+        self._future_rows = np.zeros(num_rows, dtype=np.int32)  # and its row of that step's result
+        self._taken_step = 0
         self._sparse: dict[int, Sequence] = {}  # rows whose sampling has parts that are not one number
         self._is_sparse = np.zeros(num_rows, dtype=np.bool_)
         self._is_serial = np.zeros(num_rows, dtype=np.bool_)
@@ -62,24 +74,26 @@ class BatchBuilder:
         """The batch of `plan`: decode sequences first, then prefill chunks."""
         for sequence, _ in plan.prefills:
             self._load_row(sequence)
-        sequences = plan.decodes + [sequence for sequence, _ in plan.prefills]
-        num_decodes = len(plan.decodes)
-        rows = np.array([s.row for s in sequences], dtype=np.intp)
         for sequence in plan.grown:
             self._grow_row(sequence)
+        num_decodes = len(plan.decodes)
+        sequences = plan.decodes + [sequence for sequence, _ in plan.prefills]
+        rows = np.fromiter(map(_ROW, sequences), dtype=np.intp, count=len(sequences))
         counts = np.ones(len(sequences), dtype=np.int32)
         counts[num_decodes:] = [count for _, count in plan.prefills]
         query_starts = np.zeros(len(sequences) + 1, dtype=np.int32)
         np.cumsum(counts, out=query_starts[1:])
-        context_lens = np.array([s.num_computed for s in sequences], dtype=np.int32) + counts
+        context_lens = self._num_computed[rows] + counts
+        self._num_computed[rows] = context_lens
         tables = self._tables[rows, : -(-int(context_lens.max()) // self._page_size)]
         positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts, num_decodes)
         token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
-        token_ids[:num_decodes] = [-1 - s.future_row if s.future_step else s.token_ids[-1] for s in plan.decodes]
+        token_ids[:num_decodes] = self._next_tokens(rows[:num_decodes])
         for index, (sequence, count) in enumerate(plan.prefills, num_decodes):
             start = sequence.num_computed
             token_ids[query_starts[index] : query_starts[index + 1]] = sequence.token_ids[start : start + count]
         sampled, pooled = self._outputs(plan, num_decodes)
+        sampled_rows = rows[sampled] if plan.prefills else rows
         prompt_lens = self._prompt_lens[rows]
         cursors = context_lens - prompt_lens
         if len(sampled) != len(sequences):
@@ -95,15 +109,18 @@ class BatchBuilder:
             prompt_lens=prompt_lens,
             sample_seqs=sampled,
             pool_seqs=pooled,
-            sampling=self._sampling(rows[sampled], cursors),
+            sampling=self._sampling(sampled_rows, cursors),
         )
+        self._future_steps[sampled_rows] = step
+        self._future_rows[sampled_rows] = np.arange(len(sampled_rows), dtype=np.int32)
         is_serial = bool(self._is_serial[rows].any())
-        keys = self._keys[rows[sampled]]
+        keys = self._keys[sampled_rows]
         num_keyed = int(np.count_nonzero(keys >= 0))
         if not plan.prefills:
-            return BuiltStep(batch, sequences, [], [], [], keys, num_keyed, is_serial)
+            return BuiltStep(batch, rows, sequences, [], [], [], keys, num_keyed, is_serial)
         return BuiltStep(
             batch,
+            sampled_rows,
             [sequences[i] for i in sampled.tolist()],
             [sequences[i] for i in pooled.tolist()],
             plan.prefills,
@@ -113,6 +130,19 @@ class BatchBuilder:
             is_serial,
         )
 
+    def take(self, built: BuiltStep, token_ids: Int32Array) -> None:
+        """The tokens that a step sampled are known. Call it in the order of the steps."""
+        step = self._taken_step = built.batch.step
+        still_theirs = (
+            self._future_steps[built.rows] >= step
+        )  # the others belong to a sequence that has sampled nothing
+        self._last_tokens[built.rows[still_theirs]] = token_ids[still_theirs]
+
+    def _next_tokens(self, rows: npt.NDArray[np.intp]) -> Int32Array:
+        """Input of each row in decode: its last token, or -1 - r where that is still under way in row r of the last step."""
+        under_way = self._future_steps[rows] > self._taken_step
+        return np.where(under_way, -1 - self._future_rows[rows], self._last_tokens[rows])
+
     def _load_row(self, sequence: Sequence) -> None:
         """Write everything a row holds of `sequence`; its blocks may have changed if it was preempted."""
         row = sequence.row
@@ -121,6 +151,9 @@ class BatchBuilder:
         self._tables[row, len(table) : self._num_blocks[row]] = 0
         self._num_blocks[row] = len(table)
         self._prompt_lens[row] = sequence.num_prompt
+        self._num_computed[row] = sequence.num_computed
+        self._last_tokens[row] = sequence.token_ids[-1]
+        self._future_steps[row] = 0
         sampling = sequence.request.sampling
         self._temperatures[row] = sampling.temperature
         self._top_ks[row] = sampling.top_k
