@@ -72,9 +72,9 @@ class CellProcess:
         process = psutil.Process(self.pid)
         return [process, *process.children(recursive=True)]
 
-    def wait_for(self, name: str) -> dict[str, Any]:
+    def wait_for(self, name: str, seconds: float = START_SECONDS) -> dict[str, Any]:
         """The next announced event of this name. Raises CellError."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             try:
                 event = self._events.get(timeout=left)
@@ -169,12 +169,12 @@ class Cell:
             self.wait_agent(agent_id)
         return agent
 
-    def wait_agent(self, agent_id: str) -> None:
+    def wait_agent(self, agent_id: str, seconds: float = START_SECONDS) -> None:
         """Until its model has run its first step."""
         agent = self.agents[agent_id]
-        serving = agent.wait_for("serving")
+        serving = agent.wait_for("serving", seconds)
         self._agent_metrics[agent_id], self.agent_address[agent_id] = serving["metrics"], serving["grpc"]
-        agent.wait_for("ready")
+        agent.wait_for("ready", seconds)
 
     def start_gateway(self, *flags: str) -> None:
         """A gateway that takes requests when this returns."""

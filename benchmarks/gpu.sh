@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
-#   benchmarks/gpu.sh OUT [probe|checks|speed|pal] [MODEL...]
+#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|quote] [MODEL...]
 # The raw results and logs go to OUT/GROUP.tar, packed anew after each part; benchmarks.record_gpu records the *.json in it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +8,7 @@ out=${1:?a folder for the raw results}
 group=${2:-checks}
 shift $(($# < 2 ? $# : 2))
 models=${*:-qwen3-0.6b llama-3.2-1b qwen3-8b}
-export PYTHONPATH=".:benchmarks:tests/gpu:clients/python:clients/text:clients/cli:gpu_agent:kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH=".:benchmarks:tests/gpu:clients/python:clients/text:clients/cli:controller:gpu_agent:kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 work=$(mktemp -d)
 failed=0
 pack() { mkdir -p "$out" && tar -cf "$out/$group.tar" -C "$work" .; }
@@ -17,6 +17,8 @@ if [ "$group" = checks ]; then
   LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --seconds 500
 elif [ "$group" = probe ]; then
   run python3 tests/gpu/check_probe.py --out "$work"
+elif [ "$group" = quote ]; then
+  LIMIT=400 run python3 -m benchmarks.quote --device cuda --out "$work/quote.json"
 elif [ "$group" = pal ]; then
   LIMIT=450 run python3 -m benchmarks.pal_gpu $models --out "$work" --seconds 390
   DRAGOMAN_SM_LIMIT=24 DRAGOMAN_MEMORY_LIMIT=8000000000 LIMIT=90 run python3 -m benchmarks.small_card qwen3-0.6b \

@@ -140,4 +140,5 @@ def environment(index: int) -> dict[str, object]:
     clocks = [pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)]
     versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
     versions["python"] = platform.python_version()
-    return {"driver": pynvml.nvmlSystemGetDriverVersion(), "clocks_mhz": clocks, "versions": versions}
+    driver, name = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetName(handle)
+    return {"device": name, "driver": driver, "clocks_mhz": clocks, "versions": versions}

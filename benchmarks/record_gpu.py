@@ -49,7 +49,10 @@ COMMANDS = {
     "ablation": "pal_gpu",
     "plan_quality": "pal_gpu",
     "small_card": "small_card",
+    "quote": "quote --device cuda --model",
 }
+GROUPS = {"quote": "control"}  # benches whose records are not in h200.json
+SHARES = ("median_error", "inside_p10_p90")
 
 
 def records_of(body: dict[str, Any]) -> list[record.Record]:
@@ -65,7 +68,7 @@ def records_of(body: dict[str, Any]) -> list[record.Record]:
             bench=bench,
             case=case_of(model, bench, case),
             metric=result["metric"],
-            unit="ratio" if result["metric"] in RATIOS else UNITS[result["metric"]],
+            unit=unit_of(result["metric"]),
             samples=result["samples"],
             predicted=result.get("predicted"),
             command=f"python -m benchmarks.{COMMANDS.get(bench, 'engine_gpu')} {model}",
@@ -79,10 +82,19 @@ def records_of(body: dict[str, Any]) -> list[record.Record]:
     return made
 
 
+def unit_of(metric: str) -> str:
+    """The unit of a metric's values."""
+    if metric in SHARES:
+        return "share"
+    return "ratio" if metric in RATIOS else UNITS[metric]
+
+
 def case_of(model: str, bench: str, case: str) -> str:
     """The case's name in the records."""
     if bench in ("nano", "load"):
         return model
+    if bench == "quote":
+        return case
     return f"{case}-{model}" if bench == "plan_quality" else f"{model}-{case}"
 
 
@@ -128,7 +140,10 @@ def main() -> None:
     made = [entry for body in bodies for entry in (probe_records(body) if "full_0" in body else records_of(body))]
     if options.commit:
         made = [{**entry, "commit": options.commit} for entry in made]
-    print(f"{len(made)} records in {record.save('h200', made)}")
+    for group in ("h200", *GROUPS.values()):
+        chosen = [entry for entry in made if GROUPS.get(entry["bench"], "h200") == group]
+        if chosen:
+            print(f"{len(chosen)} records in {record.save(group, chosen)}")
 
 
 if __name__ == "__main__":
