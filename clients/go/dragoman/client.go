@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -116,6 +117,11 @@ type EmbedOptions struct {
 	Model string
 	// Dimensions cuts the vectors and normalises them again; 0 means the model's width.
 	Dimensions uint32
+	// PromptName is the model's own prompt that goes before each text, such as "query"; empty means the files' default.
+	PromptName string
+	// Instruction is the task of the queries that the texts are, in the form that the model was trained with; not with
+	// PromptName.
+	Instruction string
 }
 
 // Embed returns one vector an input, in order. An input is a Text or Tokens.
@@ -131,8 +137,15 @@ func (c *Client) Embed(ctx context.Context, inputs []Prompt, options EmbedOption
 	if options.Dimensions > 0 {
 		request.Dimensions = &options.Dimensions
 	}
+	if options.PromptName != "" {
+		request.PromptName = &options.PromptName
+	}
+	if options.Instruction != "" {
+		request.Instruction = &options.Instruction
+	}
 	acquire := &dragomanv1.AcquireTicketRequest{
 		RequestId: request.RequestId, Model: model, MaxOutputTokens: 1, Tenant: c.tenant,
+		NumInputs: uint32(min(len(inputs), math.MaxUint32)), // #nosec G115 -- bounded
 	}
 	digests := make([][]byte, len(inputs))
 	for index, input := range inputs {

@@ -19,6 +19,10 @@ pub struct EmbedOptions {
     pub model: Option<String>,
     /// Cuts the vectors and normalises them again; the model's width otherwise.
     pub dimensions: Option<u32>,
+    /// The model's own prompt that goes before each text, such as "query"; the files' default otherwise.
+    pub prompt_name: Option<String>,
+    /// The task of the queries that the texts are, in the form that the model was trained with; not with `prompt_name`.
+    pub instruction: Option<String>,
     /// Bounds the wait in the queue and the call.
     pub deadline: Option<Duration>,
 }
@@ -40,6 +44,7 @@ impl Inner {
             max_output_tokens: 1,
             prompt_bytes: sizes.iter().map(|size| size.bytes).sum(),
             prompt_digest: digest_of_inputs(&sizes.into_iter().map(|size| size.digest).collect::<Vec<_>>()),
+            num_inputs: u32::try_from(inputs.len()).unwrap_or(u32::MAX),
             tenant: self.tenant.clone(),
             ..Default::default()
         };
@@ -54,6 +59,8 @@ impl Inner {
             model,
             inputs: inputs.into_iter().map(input_of).collect(),
             dimensions: options.dimensions,
+            prompt_name: options.prompt_name,
+            instruction: options.instruction,
         };
         let (address, timeout) = (Address::new(&ticket.data_address, &ticket.agent_id), left(until)?);
         let answer = ask_agent(&self.channels, &address, timeout, |channel| {

@@ -76,6 +76,10 @@ export interface EmbedOptions extends CallOptions {
   readonly model?: string | undefined;
   /** Cuts the vectors and normalises them again. */
   readonly dimensions?: number | undefined;
+  /** The model's own prompt that goes before each text, such as "query"; the files' default otherwise. */
+  readonly promptName?: string | undefined;
+  /** The task of the queries that the texts are, in the form that the model was trained with; not with `promptName`. */
+  readonly instruction?: string | undefined;
 }
 
 const BOUNDS = ["deadlineSeconds", "signal"] as const;
@@ -148,7 +152,7 @@ export class Client implements AsyncDisposable {
     inputs: string | readonly (string | readonly number[])[],
     options: EmbedOptions = {},
   ): Promise<Embeddings> {
-    const { dimensions, ...others } = options;
+    const { dimensions, promptName, instruction, ...others } = options;
     checkOptions(others, ["model", ...BOUNDS]);
     const list = typeof inputs === "string" ? [inputs] : inputs;
     if (list.length === 0) {
@@ -160,9 +164,14 @@ export class Client implements AsyncDisposable {
     if (dimensions !== undefined && !(Number.isInteger(dimensions) && dimensions > 0 && dimensions < 2 ** 32)) {
       throw invalid("dimensions", `must be a whole number above 0, not ${String(dimensions)}`);
     }
+    for (const [name, text] of Object.entries({ promptName, instruction }) as [string, unknown][]) {
+      if (text !== undefined && (typeof text !== "string" || !text.isWellFormed())) {
+        throw invalid(name, "must be a text of valid Unicode");
+      }
+    }
     return within(this.#scope(options), async (scope) => {
       const model = await this.#directory.resolve(options.model, scope);
-      const { request, acquire } = this.#embedding(list, model, dimensions);
+      const { request, acquire } = this.#embedding(list, { model, dimensions, promptName, instruction });
       const { tickets } = await this.#context.admission.acquire(acquire, scope);
       const [{ dataAddress, agentId, token }] = tickets;
       const where = { target: dataAddress, agentId };
@@ -301,22 +310,21 @@ export class Client implements AsyncDisposable {
 
   #embedding(
     inputs: readonly (string | readonly number[])[],
-    model: string,
-    dimensions: number | undefined,
+    asked: Pick<EmbedRequest, "model" | "dimensions" | "promptName" | "instruction">,
   ): { request: EmbedRequest; acquire: AcquireTicketRequest } {
-    const prepared = inputs.map((input) => prepare(input, {}, model, this.#tenant));
+    const prepared = inputs.map((input) => prepare(input, {}, asked.model, this.#tenant));
     const requestId = randomUUID();
     const request: EmbedRequest = {
       requestId,
       ticketToken: Buffer.alloc(0),
-      model,
       inputs: prepared.map(({ generate }) => ({ input: generate.prompt })),
-      dimensions,
+      ...asked,
     };
     const acquire = AcquireTicketRequest.fromPartial({
       requestId,
-      model,
+      model: asked.model,
       tenant: this.#tenant,
+      numInputs: prepared.length,
       maxOutputTokens: 1,
       promptBytes: prepared.reduce((sum, { acquire }) => sum + acquire.promptBytes, 0n),
       promptDigest: digestOfInputs(prepared.map(({ acquire }) => acquire.promptDigest)),

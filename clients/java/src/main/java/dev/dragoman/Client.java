@@ -125,6 +125,8 @@ public final class Client implements AutoCloseable {
         options.deadline().map(limit -> System.nanoTime() + Requests.positive("deadline", limit).toNanos());
     EmbedRequest.Builder request = EmbedRequest.newBuilder().setRequestId(UUID.randomUUID().toString());
     options.dimensions().ifPresent(width -> request.setDimensions(Requests.notNegative("dimensions", width)));
+    options.promptName().ifPresent(name -> request.setPromptNameBytes(Requests.utf8("promptName", name)));
+    options.instruction().ifPresent(task -> request.setInstructionBytes(Requests.utf8("instruction", task)));
     AcquireTicketRequest unnamed = Requests.embed(request, inputs, config.tenant);
     String model = await(directory.resolve(options.model()));
     AcquireTicketRequest.Builder acquire = unnamed.toBuilder().setModel(model);

@@ -131,6 +131,7 @@ final class Requests {
         .setMaxOutputTokens(1)
         .setPromptBytes(Math.max(numBytes, 1))
         .setPromptDigest(Digests.ofInputs(digests))
+        .setNumInputs(digests.size())
         .setTenant(tenant)
         .build();
   }
