@@ -1,6 +1,6 @@
 """Runs every case on one subject, without pytest. Prints `ok CASE` or `OFF CASE: reason`; exit 1 when one is off.
 
-PYTHONPATH=. python -m tests.agent.device.conformance.run interpreted|null|cpu|cuda
+PYTHONPATH=. python -m tests.agent.device.conformance.run interpreted|deterministic|null|cpu|cuda
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.agent.device.conformance.subjects import Subject
 
-GROUPS = ("null", "cpu", "interpreted", "cuda")
+GROUPS = ("null", "cpu", "interpreted", "deterministic", "cuda")
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1 or argv[0] not in GROUPS:
         print(f"usage: python -m tests.agent.device.conformance.run {'|'.join(GROUPS)}", file=sys.stderr)
         return 2
-    if argv[0] == "interpreted":
+    if argv[0] in ("interpreted", "deterministic"):
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
     from tests.agent.device.conformance import subjects
 
@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
         "null": lambda: [subjects.null_subject()],
         "cpu": subjects.cpu_subjects,
         "interpreted": lambda: [subjects.interpreted_subject()],
-        "cuda": lambda: [subjects.cuda_subject(), subjects.hip_on_cuda_subject()],
+        "deterministic": lambda: [subjects.interpreted_deterministic_subject()],
+        "cuda": lambda: [subjects.cuda_subject(), subjects.deterministic_subject(), subjects.hip_on_cuda_subject()],
     }
     return report(groups[argv[0]]())
 

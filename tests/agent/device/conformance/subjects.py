@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.agent.device.conformance.tiny_model import TinyModel
@@ -11,7 +11,7 @@ from tests.agent.device.conformance.tiny_model import TinyModel
 from dragoman.step_model import StepModel
 from dragoman_agent.device.base import Device
 from dragoman_agent.device.null_model import NullModel
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, Plan, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, Plan, PrefillAttention
 
 PAGE = 16
 
@@ -63,6 +63,19 @@ def gpu_plan(kind: str, kv_dtype: str = "bfloat16") -> Plan:
     )
 
 
+def deterministic_plan(kind: str, kv_dtype: str = "bfloat16") -> Plan:
+    """The same in one order of arithmetic: contexts in parts of 16, which two programs share for up to 2 sequences."""
+    tiles = tuple(GemmFixed(n, k, 16, 16, 32, 3, 4) for n, k in ((128, 64), (64, 64), (192, 64), (64, 96), (96, 64)))
+    return replace(
+        gpu_plan(kind, kv_dtype),
+        prefill_attention=PrefillAttention("fixed", 16, 16, 4, 3),
+        gemm_decode=(),
+        deterministic=True,
+        gemm_fixed=tiles,
+        attention_part_tokens=16,
+    )
+
+
 def null_subject() -> Subject:
     """The null device: nothing in it is computed, so everything is exact."""
     from dragoman_agent.device.null import NullDevice
@@ -102,6 +115,13 @@ def cuda_subject() -> Subject:
     return Subject("cuda", CudaDevice, TinyModel, gpu_plan("cuda"), is_exact=False, tolerance=0.1)
 
 
+def deterministic_subject() -> Subject:
+    """The CUDA backend on a real card, in one order of arithmetic."""
+    from dragoman_agent.device.cuda import CudaDevice
+
+    return Subject("cuda deterministic", CudaDevice, TinyModel, deterministic_plan("cuda"), tolerance=0.1)
+
+
 def hip_on_cuda_subject() -> Subject:
     """All of the HIP backend's code but the card: torch's namespace is the same, weights go through torch alone."""
     from dragoman_agent.device.hip import HipDevice
@@ -119,3 +139,11 @@ def interpreted_subject() -> Subject:
 
     plan = gpu_plan("cuda", "float32")
     return Subject("interpreted", InterpretedDevice, TinyModel, plan, is_exact=False, tolerance=1e-4)
+
+
+def interpreted_deterministic_subject() -> Subject:
+    """The same in one order of arithmetic: what is cut otherwise has the same bits."""
+    from tests.agent.device.conformance.host_runtime import InterpretedDevice
+
+    plan = deterministic_plan("cuda", "float32")
+    return Subject("interpreted deterministic", InterpretedDevice, TinyModel, plan, tolerance=1e-4)

@@ -1,0 +1,263 @@
+"""Deterministic plans on a GPU: the logits of a row have the same bits alone and in company, in any chunks, and after re-entry.
+
+PYTHONPATH=. python tests/gpu/check_determinism.py [--models NAME...] [--layers 6] [--cost] [--sweep] [--out FILE.json]
+    prints a line a check; exit 1 when one is off. --cost times deterministic steps beside usual ones, --sweep times tiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.agent.device.conformance.steps import Part, step_of
+from tests.gpu.determinism_rig import CHUNKS, CutSource, Rig, Stream, make_sequences
+
+from dragoman_agent.device.cuda import CudaDevice
+from dragoman_agent.device.warm_up import decode_batch
+from dragoman_agent.engine.local import build_core, run_all
+from dragoman_agent.engine.messages import Delta, Failed, Sampling, Start, Stop
+from dragoman_agent.model.errors import ModelFileError
+from dragoman_agent.model.source import ModelSource, open_model
+from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.planner import Limits, plan_for
+from dragoman_agent.pal.probe import profile_device
+from dragoman_agent.pal.profile import Profile
+from dragoman_agent.pal.switches import Switches
+
+MODELS = ("qwen3-0.6b", "llama-3.2-1b", "qwen3-8b")
+COMPANIES = (1, 8, 64, 256)
+DECODE_STEPS = 6
+RESUME = (211, 96, 3)  # prompt, tokens after it, and after how many of them each the stream is taken up again
+COST_LAYERS = {"qwen3-8b": 12}  # of 36: the whole model takes a minute to make
+COST_DECODES = ((1, 200), (1, 4096), (32, 1024), (256, 1024))
+COST_PREFILLS = ((16, 512), (1, 4096))  # prompts, tokens each
+
+Answer = tuple[list[int], list[float]]
+
+
+class Report:
+    """Prints what was found and keeps it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.num_off = 0
+
+    def rows(self, name: str, pairs: Sequence[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
+        """Whether every pair (where, found, wanted) has equal bits."""
+        bad = [(where, found, wanted) for where, found, wanted in pairs if not torch.equal(found, wanted)]
+        share = 1 - len(bad) / max(len(pairs), 1)
+        self.values[name] = {"identical_rows": share, "rows": len(pairs)}
+        text = f"{'ok' if not bad else 'OFF':3} {name}: {len(pairs) - len(bad)} of {len(pairs)} rows have the same bits"
+        if bad:
+            self.num_off += 1
+            where, found, wanted = bad[0]
+            worst = float((found.float() - wanted.float()).abs().max())
+            text += f"; first at {where}, {worst:.2e} apart"
+            self.values[name]["first"] = where
+        print(text, flush=True)
+
+    def value(self, name: str, value: Any) -> None:
+        """A figure."""
+        self.values[name] = value
+        print(f"    {name}: {value}", flush=True)
+
+    @contextmanager
+    def guarded(self, name: str) -> Iterator[None]:
+        """One part that fails must not cost the others."""
+        begun = time.monotonic()
+        try:
+            yield
+        except Exception as error:
+            self.num_off += 1
+            self.values[f"{name} failed"] = f"{type(error).__name__}: {error}"
+            print(f"OFF {name}: {type(error).__name__}: {error}", flush=True)
+        print(f"    {name} took {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def plan_of(profile: Profile, source: ModelSource, *, deterministic: bool, max_context: int = 4608) -> Plan:
+    """The plan, with no more blocks than the checks need, so that other checks may share the card."""
+    limits = Limits(
+        max_context_tokens=min(max_context, source.config.max_context_tokens), max_num_seqs=256, deterministic=deterministic
+    )  # fmt: skip
+    plan, _ = plan_for(profile, source.config, limits, Switches())
+    wanted = 256 * (1024 // plan.page_size + 1) + 2 * (max_context // plan.page_size + 1)
+    return replace(plan, num_blocks=min(plan.num_blocks, wanted))
+
+
+def check_rows(report: Report, name: str, rig: Rig, vocab_size: int, longest: int, companies: Sequence[int], resume: tuple[int, int, int] = RESUME) -> None:  # fmt: skip
+    """Alone against company, chunks, places in the arena, and re-entry."""
+    rng = np.random.default_rng(1)
+    sequences = make_sequences(rng, max(companies), vocab_size, longest, DECODE_STEPS)
+    alone = [rig.alone(one) for one in sequences]
+    for count in companies:
+        chosen = range(count) if count == max(companies) else sorted(rng.permutation(len(sequences))[:count].tolist())
+        found = rig.together([sequences[i] for i in chosen])
+        pairs = [
+            (f"sequence {i} after {place} tokens", found[row][at], alone[i][at])
+            for row, i in enumerate(chosen)
+            for at, place in enumerate(sequences[i].places)
+        ]
+        report.rows(f"{name} {count} together", pairs)
+    pairs = []
+    for chunk in sorted({min(chunk, rig.plan.max_batch_tokens) for chunk in CHUNKS}):
+        for at, row in enumerate(rig.alone(sequences[0], chunk)):
+            pairs.append((f"chunks of {chunk}, place {at}", row, alone[0][at]))
+    report.rows(f"{name} chunks", pairs)
+    prompt, steps, every = resume
+    one = Stream(rng.integers(0, vocab_size, prompt + steps).tolist(), prompt)
+    decoded = rig.alone(one)
+    pairs, others = [], sequences[1 : min(8, max(companies))]
+    for at in range(0, steps + 1, every):
+        again = Stream(one.tokens[: one.prompt + at], one.prompt + at)
+        pairs.append((f"re-entry after {at} tokens", rig.alone(again)[0], decoded[at]))
+        if at % (8 * every) == 0:
+            pairs.append((f"re-entry beside others after {at}", rig.together([*others, again])[-1][0], decoded[at]))
+    report.rows(f"{name} re-entry", pairs)
+
+
+def check_model(report: Report, profile: Profile, name: str, num_layers: int) -> None:
+    """One random model of real shape, cut."""
+    source = CutSource(name, num_layers)
+    plan = plan_of(profile, source, deterministic=True)
+    device = CudaDevice(profile.device.index)
+    begun = time.monotonic()
+    device.load(source, plan, lambda _: None)
+    report.value(f"{name} load seconds", round(time.monotonic() - begun, 1))
+    try:
+        with torch.inference_mode():
+            check_rows(report, name, Rig(device, plan), source.config.vocab_size, 3001, COMPANIES)
+    finally:
+        device.close()
+
+
+def ask(core: Any, starts: Sequence[Start]) -> dict[str, Answer]:
+    """Tokens and their logprobs of every request, all given at once."""
+    answers: dict[str, Answer] = {start.request_id: ([], []) for start in starts}
+    for event in run_all(core, starts):
+        if isinstance(event, Failed):
+            raise RuntimeError(event.message)
+        if isinstance(event, Delta):
+            answers[event.request_id][0].extend(event.token_ids)
+            answers[event.request_id][1].extend(entry.logprob for entry in event.logprobs)
+    return answers
+
+
+def check_engine(report: Report, profile: Profile) -> None:
+    """The embedded model through the scheduler: prefix hits and preemption (few blocks), greedy and drawn, alone and at once."""
+    try:
+        source = open_model("embedded", Path("/tmp/dragoman-check"))
+    except ModelFileError as error:
+        report.value("embedded model", f"left out: {error}")
+        return
+    plan = plan_of(profile, source, deterministic=True, max_context=2048)
+    plan = replace(plan, num_blocks=min(plan.num_blocks, 4 * plan.max_context_tokens // plan.page_size + 1))
+    device = CudaDevice(profile.device.index)
+    device.load(source, plan, lambda _: None)
+    core = build_core(device, source, plan)
+    prompts = [[(i * 7919 + j * 104729) % 40000 + 100 for j in range(1 + (i * 37) % 400)] for i in range(64)]
+    prompts[1::4] = [prompts[0] * 3 + own for own in prompts[1::4]]  # a common beginning
+
+    def start(i: int, salt: str) -> Start:
+        drawn = Sampling(temperature=0.8, top_p=0.9 if i % 2 else 1.0, seed=i, num_logprobs=0 if i % 3 else -1)
+        sampling = drawn if i % 4 else Sampling(temperature=0.0, num_logprobs=0)
+        stop = Stop(max_output_tokens=48)
+        return Start(f"{salt}{i}", prompts[i], sampling, stop, credit=1 << 30, cache_salt=salt[0])
+
+    together = ask(core, [start(i, "t") for i in range(len(prompts))])
+    same = sum(ask(core, [start(i, "a")])[f"a{i}"] == together[f"t{i}"] for i in range(len(prompts)))
+    device.close()
+    report.num_off += same != len(prompts)
+    report.value("embedded model: answers with the same tokens and logprobs", f"{same} of {len(prompts)}")
+    report.values["embedded identical"] = same / len(prompts)
+
+
+def step_ms(device: CudaDevice, make: Callable[[], Any], count: int = 10) -> float:
+    """Median device milliseconds of equal steps, two under way."""
+    handles, seconds = [device.submit(make())], []
+    for _ in range(count):
+        handles.append(device.submit(make()))
+        seconds.append(handles.pop(0).result().seconds)
+    handles.pop().result()
+    return round(1e3 * statistics.median(seconds[2:]), 4)
+
+
+def check_cost(report: Report, profile: Profile, name: str) -> None:
+    """Decode steps and prompts, deterministic beside usual."""
+    source = CutSource(name, COST_LAYERS.get(name, 99))
+    times: dict[bool, dict[str, float]] = {}
+    for deterministic in (False, True):
+        plan = plan_of(profile, source, deterministic=deterministic)
+        device = CudaDevice(profile.device.index)
+        device.load(source, plan, lambda _: None)
+        found = times.setdefault(deterministic, {})
+        rng = np.random.default_rng(2)
+        rig = Rig(device, plan)
+        for batch, context in COST_DECODES:
+            if batch * -(-context // plan.page_size) < plan.num_blocks:
+                step = decode_batch(plan, batch, context)
+                found[f"decode {batch} x {context} ms"] = step_ms(device, lambda step=step: step)
+        for prompts, tokens in COST_PREFILLS:
+            tokens = min(tokens, plan.max_batch_tokens // prompts)
+            ids = rng.integers(0, source.config.vocab_size, tokens).tolist()
+            parts = [Part(ids, 0, blocks) for blocks in rig.blocks([tokens] * prompts)]
+            step = step_of(parts, plan.page_size)
+            ms = step_ms(device, lambda step=step: step, 6)
+            found[f"prefill {prompts} x {tokens} tokens/s"] = round(1e3 * prompts * tokens / ms)
+        device.close()
+    for key in times[True].keys() & times[False].keys():
+        usual, ours = times[False][key], times[True][key]
+        slower = ours / usual if key.endswith("ms") else usual / ours
+        report.value(f"{name} {key}", {"usual": usual, "deterministic": ours, "cost": round(slower, 3)})
+    report.value(f"{name} cost all", {"usual": times[False], "deterministic": times[True]})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check, time, report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", default=MODELS)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--seconds", type=float, default=500, help="parts begin no later than this")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(argv)
+    begun = time.monotonic()
+    report = Report()
+    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
+    parts: list[tuple[str, Callable[[], None]]] = [
+        *((f"{m} rows", lambda m=m: check_model(report, profile, m, options.layers)) for m in options.models),
+        ("engine", lambda: check_engine(report, profile)),
+    ]  # fmt: skip
+    if options.cost:
+        parts += [(f"{m} cost", lambda m=m: check_cost(report, profile, m)) for m in options.models]  # type: ignore[misc]
+    if options.sweep:
+        from benchmarks.fixed_kernels_gpu import sweep
+
+        parts.append(("tiles", lambda: report.value("tiles", sweep(options.seconds - (time.monotonic() - begun)))))
+    for name, part in parts:
+        if time.monotonic() - begun > options.seconds:
+            report.value(f"{name} left out", f"{options.seconds} s are over")
+            continue
+        with report.guarded(name):
+            part()
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(report.values, indent=1) + "\n")
+    print(f"determinism: {report.num_off} checks off, {time.monotonic() - begun:.0f} s", flush=True)
+    return 1 if report.num_off else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
