@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,22 +38,16 @@ class Weighed:
 
 
 class Placements:
-    """A bounded ring of placements by request id; a request placed again replaces its record."""
+    """A bounded ring of the latest placements. Every grant adds one, and few are ever asked for."""
 
     def __init__(self, max_num_placements: int = MAX_NUM_PLACEMENTS) -> None:
-        self._max_num_placements = max_num_placements
-        self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
-
-    def add(self, record: PlacementRecord) -> None:
+        self._records: deque[PlacementRecord] = deque(maxlen=max_num_placements)
+        self.add = self._records.append
         """Remembers a placement and forgets the oldest beyond the limit."""
-        self._records.pop(record.request_id, None)
-        self._records[record.request_id] = record
-        if len(self._records) > self._max_num_placements:
-            self._records.popitem(last=False)
 
     def find(self, request_id: str) -> PlacementRecord | None:
-        """The placement of a request, if it is recent."""
-        return self._records.get(request_id)
+        """The latest placement of a request, if it is recent."""
+        return next((record for record in reversed(self._records) if record.request_id == request_id), None)
 
 
 def weigh(record: PlacementRecord) -> list[Weighed]:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from random import Random
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TypeAlias
 
 from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman_controller.candidates import Candidates, Score, Shape
@@ -35,15 +35,8 @@ _NOBODY: Mapping[str, str] = MappingProxyType({})
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-class _Placed(NamedTuple):
-    """A placement with what it was decided from."""
-
-    model: str
-    candidates: Candidates
-    shape: Shape
-    cached_tokens: Mapping[str, int]
-    excluded: Mapping[str, str]
-    placement: Placement
+_Placed: TypeAlias = tuple[Candidates, Shape, Mapping[str, int], Mapping[str, str], Placement]
+"""A placement, and what it was decided from: cached tokens, and the excluded with the reason, by agent."""
 
 
 class Placer:
@@ -158,9 +151,10 @@ class Placer:
         placed = self._place(request)
         if placed is None:
             return None
-        view = placed.candidates.views[placed.placement.chosen]
+        candidates, shape, _, _, placement = placed
+        view = candidates.views[placement.chosen]
         served = self._served[view.agent_id, request.model]
-        expected = expect(placed.placement.score, placed.shape, served, view, self._clock())
+        expected = expect(placement.score, shape, served, view, self._clock())
         return quote_of(request, expected, served), view.agent_id
 
     def grant(self, request: AdmissionRequest, queue_seconds: float) -> Granted | None:
@@ -169,7 +163,7 @@ class Placer:
         if placed is None:
             return None
         now = self._clock()
-        model, candidates, shape, cached_tokens, excluded, placement = placed
+        model, (candidates, shape, cached_tokens, excluded, placement) = request.model, placed
         index, score, fallback_index, num_ties = placement
         chosen = candidates.views[index]
         served = self._served[chosen.agent_id, model]
@@ -283,9 +277,9 @@ class Placer:
             other_plans = self._other_plans(request.resume, candidates)
             placement = self._choose(candidates, shape, cached, self._rng, other_plans) if other_plans else None
             if placement is not None:
-                return _Placed(request.model, candidates, shape, cached, other_plans, placement)
+                return candidates, shape, cached, other_plans, placement
         placement = self._choose(candidates, shape, cached, self._rng, ())
-        return None if placement is None else _Placed(request.model, candidates, shape, cached, _NOBODY, placement)
+        return None if placement is None else (candidates, shape, cached, _NOBODY, placement)
 
     def _other_plans(self, resume: Resume, candidates: Candidates) -> dict[str, str]:
         """A resumed stream prefers an agent with the plan it began with: equal plans give equal tokens."""

@@ -71,7 +71,7 @@ class AdmissionRequest:
 
     def predicted_prompt_tokens(self, bytes_per_token: float = BYTES_PER_TOKEN_GUESS) -> int:
         """Tokens the agent is expected to find in the context at its start: prompt and delivered tokens."""
-        delivered = self.resume.from_cursor if self.resume else 0
+        delivered = self.resume.from_cursor if self.resume is not None else 0
         if self.prompt_tokens is not None:
             return self.prompt_tokens + delivered
         return max(1, int(self.prompt_bytes / bytes_per_token)) + delivered
@@ -94,13 +94,16 @@ class AdmissionRequest:
 
     def output_tokens(self, max_context_tokens: int) -> int:
         """Tokens a choice may generate: the asked-for number, clamped to the room the prompt leaves."""
-        room = max(max_context_tokens - (self.prompt_tokens or 0), 1)
-        return min(self.max_output_tokens, room) if self.max_output_tokens else room
+        wanted, room = self.max_output_tokens, max_context_tokens - (self.prompt_tokens or 0)
+        room = room if room > 1 else 1
+        return wanted if 0 < wanted < room else room
 
     def predicted_output_tokens(self) -> int:
         """Tokens still to come in each choice, for the score; the same for every agent."""
-        delivered = self.resume.from_cursor // self.num_choices if self.resume else 0
-        return max((self.max_output_tokens or DEFAULT_OUTPUT_TOKENS) - delivered, 1)
+        num_tokens = self.max_output_tokens or DEFAULT_OUTPUT_TOKENS
+        if self.resume is None:
+            return num_tokens
+        return max(num_tokens - self.resume.from_cursor // self.num_choices, 1)
 
     @property
     def deadline_budget_ms(self) -> int:
@@ -114,13 +117,15 @@ def shape_of(request: AdmissionRequest, prompt_tokens: int, largest_context: int
 
     No request is taken for longer than any agent's context: an absurd claim must not weigh on an agent's view.
     """
-    min_context = request.min_context_tokens()
+    min_context, most_output = request.min_context_tokens(), request.max_output_tokens
+    output_tokens = request.predicted_output_tokens()
+    # By position and with comparisons: it is made for each request.
     return Shape(
-        prompt_tokens=min(prompt_tokens, largest_context),
-        output_tokens=min(request.predicted_output_tokens(), largest_context),
-        num_choices=request.num_choices,
-        min_context_tokens=min_context,
-        wanted_context_tokens=min_context - 1 + max(request.max_output_tokens, 1),
+        prompt_tokens if prompt_tokens < largest_context else largest_context,
+        output_tokens if output_tokens < largest_context else largest_context,
+        request.num_choices,
+        min_context,
+        min_context - 1 + (most_output if most_output > 1 else 1),
     )
 
 
@@ -129,7 +134,7 @@ def validate(request: AdmissionRequest, needs_id: bool = True) -> None:
     if needs_id and not request.request_id:
         raise _invalid("request_id", "request_id is empty: send a UUID, so that asking again gives the same answer")
     for name, value in (("request_id", request.request_id), ("tenant", request.tenant), ("model", request.model)):
-        if len(value.encode()) > MAX_ID_BYTES:
+        if len(value) > MAX_ID_BYTES or (not value.isascii() and len(value.encode()) > MAX_ID_BYTES):
             raise _invalid(name, f"{name} has {len(value.encode())} bytes, at most {MAX_ID_BYTES} are allowed")
         if not value.isprintable():
             raise _invalid(

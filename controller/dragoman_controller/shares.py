@@ -37,7 +37,10 @@ class Shares:
         Without them a tenant that floods the cell would have every place as it comes free, and all others would wait.
         """
         candidates = self._placer.candidates(model)
-        if candidates is None or candidates.num_free > num_reserved(candidates.num_places):
+        if candidates is None:
+            return False
+        num_free, num_places = candidates.num_free, candidates.num_places
+        if num_free > MAX_RESERVED_SHARE * num_places or num_free > num_reserved(num_places):
             return False
         self._count()
         if self._num_shares <= self._policy.current.tenant(tenant).share:

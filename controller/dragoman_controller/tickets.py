@@ -175,8 +175,8 @@ class Minted(NamedTuple):
         with the fields of all.
         """
         signer = self.signer
-        own = b"".join((_JTI_FIELD, self.jti, _NOT_AFTER_FIELD, varint(self.not_after_ms)))
-        claims = signer.claims + self.request_part.serialized() + own
+        parts = signer.claims, self.request_part.serialized(), _JTI_FIELD, self.jti, _NOT_AFTER_FIELD
+        claims = b"".join((*parts, varint(self.not_after_ms)))
         if self.tenant:
             tenant = _fit_tenant(self.tenant, signer.max_ticket_bytes - _signed_size(len(claims)) - 2)
             claims += ticket_pb2.TicketClaims(tenant=tenant).SerializeToString()

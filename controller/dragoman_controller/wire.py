@@ -12,6 +12,10 @@ _NUM_REMEMBERED = 4096
 
 
 def _encode(value: int) -> bytes:
+    if 1 << 28 <= value < 1 << 35:
+        # Five groups of seven bits, all but the last marked: what most times in milliseconds take.
+        spread = value & 0x7F | value << 1 & 0x7F00 | value << 2 & 0x7F0000 | value << 3 & 0x7F000000
+        return (spread | 0x80808080 | value << 4 & 0x7F00000000).to_bytes(5, "little")
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -20,12 +24,13 @@ def _encode(value: int) -> bytes:
     return bytes(encoded)
 
 
-_REMEMBERED = [_encode(value) for value in range(_NUM_REMEMBERED)]
+SMALL_VARINTS = tuple(_encode(value) for value in range(_NUM_REMEMBERED))
+"""Those of the numbers below 4096, to be looked up where it is known that they are."""
 
 
 def varint(value: int) -> bytes:
     """A number that is not negative."""
-    return _REMEMBERED[value] if value < _NUM_REMEMBERED else _encode(value)
+    return SMALL_VARINTS[value] if value < _NUM_REMEMBERED else _encode(value)
 
 
 def length_delimited(message: type[Message], field: str) -> bytes:

@@ -36,28 +36,28 @@ def admission_request(message: admission_service_pb2.AcquireTicketRequest) -> Ad
     if message.HasField("resume"):
         cut = message.resume
         resume = Resume(cut.origin_agent_id, cut.origin_epoch, cut.attempt, cut.from_cursor)
+    has = message.HasField
+    # By position, which takes half as long: there are many.
     return AdmissionRequest(
-        request_id=message.request_id,
-        model=message.model,
-        prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
-        prompt_bytes=message.prompt_bytes,
-        prompt_digest=message.prompt_digest,
-        max_output_tokens=message.max_output_tokens,
-        block_hashes=message.block_hashes,
-        priority=priority,
-        tenant=message.tenant,
-        num_choices=message.num_choices or 1,
-        num_inputs=message.num_inputs,
-        max_queue_wait_seconds=_seconds(message, "max_queue_wait"),
-        deadline_seconds=_seconds(message, "deadline"),
-        resume=resume,
+        message.request_id,
+        message.model,
+        message.prompt_tokens if has("prompt_tokens") else None,
+        message.prompt_bytes,
+        message.prompt_digest,
+        message.max_output_tokens,
+        message.block_hashes,
+        priority,
+        message.tenant,
+        message.num_choices or 1,
+        message.num_inputs,
+        _seconds(message, "max_queue_wait") if has("max_queue_wait") else None,
+        _seconds(message, "deadline") if has("deadline") else None,
+        resume,
     )
 
 
-def _seconds(message: admission_service_pb2.AcquireTicketRequest, name: str) -> float | None:
-    """A duration field, None where unset. The agent refuses a malformed one too: no ticket must be spent on it."""
-    if not message.HasField(name):
-        return None
+def _seconds(message: admission_service_pb2.AcquireTicketRequest, name: str) -> float:
+    """A duration field. The agent refuses a malformed one too: no ticket must be spent on it."""
     duration = getattr(message, name)
     if abs(duration.nanos) > 999_999_999 or duration.seconds * duration.nanos < 0:
         raise invalid(name, f"{name} is no valid duration: nanos must be within a second and of the sign of seconds")
