@@ -59,6 +59,25 @@ class AgentSettings:
             "share of the free memory that weights and KV blocks may take", group=_DEVICE, min=0.01, max=0.99
         ),
     )
+    kv_host_bytes: int | None = field(
+        default=None,
+        metadata=_about(
+            "host memory for KV blocks that leave the device; unset lets the plan choose, 0 takes none",
+            group=_DEVICE,
+            unit="bytes",
+            min=0,
+        ),
+    )
+    kv_disk_dir: Path | None = field(
+        default=None,
+        metadata=_about(
+            "directory for KV blocks that leave memory, kept over a restart; with --kv-disk-bytes, one for each agent",
+            group=_DEVICE,
+        ),
+    )
+    kv_disk_bytes: int = field(
+        default=0, metadata=_about("what that directory may hold; 0 is none", group=_DEVICE, unit="bytes", min=0)
+    )
     threads: int | None = field(
         default=None, metadata=_about("CPU threads; unset lets the plan choose", group=_DEVICE, min=1, max=1024)
     )
@@ -211,6 +230,10 @@ def settings_problem(settings: AgentSettings) -> str:
         return "no request could be accepted: give --controllers HOST:PORT, or --open for an agent without tickets"
     if settings.profile_force and not settings.profile:
         return "--profile-force has nothing to force: give --profile NAME_OR_FILE, or leave it out"
+    if (settings.kv_disk_dir is None) is not (settings.kv_disk_bytes == 0):
+        return (
+            "--kv-disk-dir and --kv-disk-bytes belong together: give both for a tier of KV blocks on disk, or neither"
+        )
     given = next((flag for flag, is_given in _planning_flags(settings) if is_given), None)
     if settings.device == "null" and given:
         return (

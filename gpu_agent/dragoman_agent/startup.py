@@ -110,6 +110,7 @@ def engine_command(settings: AgentSettings, plan: Plan) -> list[str]:
         null_oracle=settings.null_oracle,
         null_speed=settings.null_speed,
         log_level=settings.log_level,
+        kv_disk_dir=str(settings.kv_disk_dir.absolute()) if settings.kv_disk_dir else "",
     )
     # -P: the working directory is not searched for modules.
     return [sys.executable, "-P", "-m", "dragoman_agent.engine.process", "--config", config.to_json()]
@@ -126,12 +127,15 @@ def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         max_num_seqs=settings.max_num_seqs or NULL_NUM_SEQS,
         max_num_waiting=settings.max_num_waiting,
     )
+    plan = replace(plan, kv_host_bytes=settings.kv_host_bytes or 0, kv_disk_bytes=settings.kv_disk_bytes)
     return source, start_on_null(plan)
 
 
 def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     from dragoman_agent.model.embedded import default_cache_dir
     from dragoman_agent.model.source import open_model
+    from dragoman_agent.pal.cpu_facts import free_host_bytes
+    from dragoman_agent.pal.host import this_host
     from dragoman_agent.pal.planner import Limits
     from dragoman_agent.pal.startup import start_on_device
     from dragoman_agent.pal.switches import Switches
@@ -146,6 +150,9 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         max_num_waiting=settings.max_num_waiting,
         memory_utilization=settings.memory_utilization,
         num_threads=settings.threads,
+        kv_host_bytes=settings.kv_host_bytes,
+        kv_disk_bytes=settings.kv_disk_bytes,
+        host_free_bytes=free_host_bytes(this_host()),
     )
     switches = Switches.from_words(
         settings.pal,

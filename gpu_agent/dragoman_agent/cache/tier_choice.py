@@ -12,6 +12,21 @@ _NEWEST_WEIGHT = 0.3
 MEMORY_SECONDS = 60.0  # a rate that was not seen for so long is tried again: it may have been a busy moment's
 
 
+@dataclass(frozen=True, slots=True)
+class TierSizes:
+    """How large the tiers are; 0 is none."""
+
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    disk_dir: str = ""
+    link_rate: float = 0.0  # bytes/s from host to device, as planned with; 0 is not known
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a tier below the device."""
+        return self.host_bytes > 0 or (self.disk_bytes > 0 and bool(self.disk_dir))
+
+
 @dataclass(slots=True)
 class TierRate:
     """Bytes a second from a tier to the device: planned, then as measured, the newest weighing most. 0 is not known."""

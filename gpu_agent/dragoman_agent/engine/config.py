@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.step_model import StepModel
+from dragoman_agent.cache.tier_choice import TierSizes
 from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, MemoryLine, Plan, PrefillAttention
 
 
@@ -22,6 +23,7 @@ class EngineConfig:
     null_oracle: str = "hash"
     null_speed: float = 0.0
     log_level: str = "info"
+    kv_disk_dir: str = ""
 
     def to_json(self) -> str:
         """The text for `--config`."""
@@ -33,6 +35,12 @@ class EngineConfig:
         value = json.loads(text)
         _check_keys("engine config", value, cls, required={"device", "model", "plan"})
         return cls(**{**value, "plan": _plan(value["plan"])})
+
+    @property
+    def tier_sizes(self) -> TierSizes:
+        """The KV tiers below the device."""
+        plan = self.plan
+        return TierSizes(plan.kv_host_bytes, plan.kv_disk_bytes, self.kv_disk_dir, plan.kv_link_bytes_per_second)
 
     @property
     def cache_path(self) -> Path | None:

@@ -14,6 +14,8 @@ from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.exchange import BlockExchange
 from dragoman_agent.engine.host_work import HostWork
 from dragoman_agent.engine.messages import (
+    BlocksImported,
+    BringBlocks,
     Cancel,
     Credit,
     ExportBlocks,
@@ -27,12 +29,13 @@ from dragoman_agent.engine.messages import (
     Tune,
     encode,
 )
+from dragoman_agent.engine.tiers import KvTiers
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 _WAITING_POLL_SECONDS = 0.02  # requests are live but none can run: deadlines and credit are looked at this often
-_COMPILING_POLL_SECONDS = 0.001  # a grammar compiles: most are done in about as much
+_COMPILING_POLL_SECONDS = 0.001  # a grammar compiles, or KV blocks move: most are done in about as much
 _RECEIVE_BYTES = 1 << 20
 STOPPED_MESSAGE = "the agent was stopped before this request ended; resume it on another agent from the last cursor"
 
@@ -95,6 +98,8 @@ def run(connection: Connection, core: EngineCore) -> bool:
             if core.exchange is not None:
                 _exchange(connection, core, core.exchange, exchanges)
             ran = core.turn(connection.send)
+            if core.tiers is not None:
+                _tell_tiers(connection, core, core.tiers)
             if connection.num_sent == num_sent and time.monotonic() - last_frame >= TICK_SECONDS:
                 connection.send(core.tick())
             if connection.num_sent > num_sent:
@@ -107,8 +112,10 @@ def run(connection: Connection, core: EngineCore) -> bool:
             return False
         if ran or core.has_output or exchanges:
             timeout = 0.0
+        elif core.is_compiling or core.is_moving:
+            timeout = _COMPILING_POLL_SECONDS
         elif core.requests:
-            timeout = _COMPILING_POLL_SECONDS if core.is_compiling else _WAITING_POLL_SECONDS
+            timeout = _WAITING_POLL_SECONDS
         else:
             timeout = max(0.0, last_frame + TICK_SECONDS - time.monotonic())
     return True
@@ -125,6 +132,12 @@ def _take_commands(
         elif isinstance(message, ExportBlocks | ImportBlocks):
             if core.exchange is not None:
                 exchanges.append(message)
+        elif isinstance(message, BringBlocks):
+            if core.tiers is not None:
+                core.tiers.receive(message)
+            else:
+                why = "this agent keeps KV blocks on its device only"
+                connection.send(BlocksImported(message.exchange_id, 0, 0, why))
         elif isinstance(message, Shutdown):
             connection.send(core.fail_all(error_pb2.ERROR_REASON_AGENT_LOST, STOPPED_MESSAGE))
             return False
@@ -132,6 +145,17 @@ def _take_commands(
             logger.warning("ignoring a message that is no command: %s", type(message).__name__)
     core.host_work.done("commands", begun)
     return True
+
+
+def _tell_tiers(connection: Connection, core: EngineCore, tiers: KvTiers) -> None:
+    """What the tiers answer and report. What came up is told at once: the next request may need it."""
+    answers = tiers.take_answers()
+    if answers:
+        connection.send(core.tick())
+    for answer in answers:
+        connection.send(answer)
+    if report := tiers.take_report(time.monotonic()):
+        connection.send(report)
 
 
 def _exchange(

@@ -57,7 +57,7 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
     )
     try:
         device.load(model, config.plan, report)
-        core = build_core(device, model, config.plan)
+        core = build_core(device, model, config.plan, tier_sizes=config.tier_sizes)
         report(LoadProgress("warmup", 0, 1, "steps"))
         first = model.config.bos_token_id
         warm_up(core, [0 if first is None else first])
@@ -98,6 +98,8 @@ def serve(stream: socket.socket, config: EngineConfig) -> int:
     except Exception as error:
         return _give_up(connection, error_pb2.ERROR_REASON_AGENT_LOST, error)
     finally:
+        if core.tiers is not None:
+            core.tiers.close()
         device.close()
 
 

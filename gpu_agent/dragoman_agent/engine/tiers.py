@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from dragoman_agent.cache.disk_tier import DiskTier
 from dragoman_agent.cache.hashing import PageHash
 from dragoman_agent.cache.host_tier import HostTier
 from dragoman_agent.cache.lower_tiers import LowerTiers
+from dragoman_agent.cache.tier_choice import TierSizes
 from dragoman_agent.device.base import BlockDevice
 from dragoman_agent.engine.bringing import Bringer, Run, Waiter
 from dragoman_agent.engine.demotion import Demoter
@@ -24,21 +24,6 @@ from dragoman_agent.pal.plan import Plan
 REPORT_SECONDS = 0.25
 NUM_STAGING_ROWS = 8  # for blocks that pass between device and disk
 _UNIT_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class TierSizes:
-    """How large the tiers are; 0 is none."""
-
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    disk_dir: str = ""
-    link_rate: float = 0.0  # bytes/s from host to device, as planned with; 0 is not known
-
-    @property
-    def has_any(self) -> bool:
-        """Whether there is a tier below the device."""
-        return self.host_bytes > 0 or (self.disk_bytes > 0 and bool(self.disk_dir))
 
 
 class KvTiers:
@@ -195,3 +180,6 @@ def open_tiers(
         staging = device.new_rows(NUM_STAGING_ROWS)
     host = HostTier(num_host, kept.block_bytes, device.new_rows) if num_host else None
     return KvTiers(device, pool, LowerTiers(host, disk, staging, sizes.link_rate), plan, clock)
+
+
+__all__ = ["KvTiers", "TierSizes", "open_tiers"]

@@ -20,7 +20,7 @@ def cpu_device(host: Host | None = None) -> FoundDevice:
     host = host or this_host()
     memory = psutil.virtual_memory()
     cores = usable_cores()
-    limit, used = _cgroup_memory(host)
+    limit, used = cgroup_memory(host)
     total = min(memory.total, limit) if limit else memory.total
     free = min(memory.available, max(limit - used, 0)) if limit else memory.available
     isa = next((name for name in _INSTRUCTION_SETS if name in _cpu_flags(host)), "scalar")
@@ -84,7 +84,14 @@ def _cache_sizes(host: Host) -> dict[str, int]:
     return sizes
 
 
-def _cgroup_memory(host: Host) -> tuple[int, int]:
+def free_host_bytes(host: Host) -> int:
+    """Host memory that can be had without swapping, inside the container's limit."""
+    available: int = psutil.virtual_memory().available
+    limit, used = cgroup_memory(host)
+    return min(available, max(limit - used, 0)) if limit else available
+
+
+def cgroup_memory(host: Host) -> tuple[int, int]:
     """The container's memory limit and what is used of it, in bytes; zeros where there is no limit.
 
     Page cache that can be dropped is not counted as used: reading a model's file would otherwise eat the limit.

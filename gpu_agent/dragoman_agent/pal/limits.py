@@ -33,6 +33,9 @@ class Limits:
     memory_utilization: float | None = None  # share of *free* memory
     num_threads: int | None = None
     latency_target_seconds: float | None = None  # of a step in which others' prompts are computed
+    kv_host_bytes: int | None = None  # of the tier in host memory
+    kv_disk_bytes: int = 0  # of the tier on disk; 0 is none
+    host_free_bytes: int | None = None  # host memory that is free; None where the device is not of this machine
     deterministic: bool = False  # a request's tokens must not depend on what else runs, nor on where it was interrupted
 
 

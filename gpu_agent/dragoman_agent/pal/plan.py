@@ -10,7 +10,10 @@ from typing import Literal
 
 from dragoman.step_model import StepModel
 
-_NOT_IN_DIGEST = ("memory", "step_model", "num_blocks", "max_num_waiting", "device_index")
+_NOT_IN_DIGEST = (
+    "memory", "step_model", "num_blocks", "max_num_waiting", "device_index",
+    "kv_host_bytes", "kv_disk_bytes", "kv_link_bytes_per_second",
+)  # fmt: skip
 
 PrefillVariant = Literal["paged", "fixed"]
 Reduction = Literal["l2", "shared"]
@@ -109,6 +112,9 @@ class Plan:
     attention_part_tokens: int = (
         0  # parts of a context that are summed apart and folded in order; 0: not in fixed order
     )
+    kv_host_bytes: int = 0  # KV tier in host memory; 0 is none
+    kv_disk_bytes: int = 0  # KV tier on disk; 0 is none
+    kv_link_bytes_per_second: float = 0.0  # host to device, as planned with; 0 is not known
     switches_off: tuple[str, ...] = ()  # parts of the hardware layer that were switched off, see switches.py
 
     @property

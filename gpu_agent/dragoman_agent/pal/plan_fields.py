@@ -36,6 +36,11 @@ def plan_fields(plan: Plan) -> list[PlanField]:
         PlanField("max_num_seqs", plan.max_num_seqs, "max-seqs"),
         PlanField("max_num_waiting", plan.max_num_waiting, "max-waiting"),
     ]
+    fields += [
+        PlanField("kv_host_bytes", plan.kv_host_bytes, "host-tier", "bytes"),
+        PlanField("kv_disk_bytes", plan.kv_disk_bytes, "disk-tier", "bytes"),
+        PlanField("kv_link_bytes_per_second", plan.kv_link_bytes_per_second, "host-tier", "bytes/s"),
+    ]
     if plan.device_kind == "cpu":
         fields.append(PlanField("num_threads", plan.num_threads, "threads"))
     if plan.device_kind not in _PLAIN_KINDS:

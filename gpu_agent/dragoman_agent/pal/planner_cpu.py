@@ -9,6 +9,7 @@ from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import Limits, PlanError, Road, choose_context, need, profile_inputs
 from dragoman_agent.pal.needs import cpu_formats, known_models
 from dragoman_agent.pal.plan import MemoryLine, Plan
+from dragoman_agent.pal.planner_tiers import plan_tiers
 from dragoman_agent.pal.profile import Profile
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -56,6 +57,15 @@ def plan_cpu(profile: Profile, model: ModelConfig, road: Road, limits: Limits) -
             unit="s",
         )
     )
+    block_bytes = page_size * kv_token_bytes
+    if limits.kv_host_bytes:
+        raise PlanError(
+            f"--kv-host-bytes {limits.kv_host_bytes} has no use on a CPU, whose KV lies in host memory as it is; leave it out, "
+            "and give --memory-utilization more for a larger cache"
+        )
+    reason = "the device's own memory is host memory: a tier there would hold the same twice"
+    tiers = plan_tiers(limits, block_bytes, num_blocks * block_bytes, reason, offload=False)
+    decisions.extend(tiers.decisions)
     plan = Plan(
         device_kind=profile.device.kind,
         model_name=model.name,
@@ -68,8 +78,10 @@ def plan_cpu(profile: Profile, model: ModelConfig, road: Road, limits: Limits) -
         num_threads=threads,
         road=road.name,
         kv_dtype=road.kv_dtype,
-        memory=memory,
+        memory=(*memory, *tiers.lines),
         step_model=step_model,
+        kv_host_bytes=tiers.host_bytes,
+        kv_disk_bytes=tiers.disk_bytes,
     )
     return plan, decisions
 

@@ -11,7 +11,7 @@ from dragoman_agent.pal.candidates import PROMPT_TOKENS
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.layer_timing import LayerCase, LayerChoices, layer_cases, layer_seconds
-from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, profile_inputs
+from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, optional, profile_inputs
 from dragoman_agent.pal.plan import GemmDecode, GemmFixed, Plan, PrefillAttention, Reduction
 from dragoman_agent.pal.planner_attention import (
     DecodeChoice,
@@ -42,6 +42,7 @@ from dragoman_agent.pal.planner_memory import (
     workspace_bytes,
 )
 from dragoman_agent.pal.planner_products import LayerQuestion, Products, choose_products
+from dragoman_agent.pal.planner_tiers import copy_bytes, plan_tiers
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
 from dragoman_agent.pal.switches import Switches
@@ -87,12 +88,15 @@ def plan_cuda(
     times = KernelTimes(rates_of(profile), timings)
     chosen, shape, decisions = _choose(profile, model, limits, switches, times, timings)
     shared, shared_decision = _shared_memory(profile, model, chosen)
-    sizes = _sizes(model, times, chosen)
+    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk)
+    prefetch, moving = choose_prefetch(profile, model, step_model.prefill_tokens_per_second, switches)
+    offload = moving[0].chosen == "yes"
+    sizes = _sizes(model, times, chosen, copy_bytes(limits, offload=offload))
     num_blocks, memory, blocks = choose_blocks(
         profile, model, limits, switches, sizes, chosen.page_size, chosen.context, chosen.num_seqs
     )
-    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk)
-    prefetch, moving = choose_prefetch(profile, model, step_model.prefill_tokens_per_second, switches)
+    block_bytes = chosen.page_size * model.kv_bytes_per_token
+    tiers = plan_tiers(limits, block_bytes, num_blocks * block_bytes, moving[0].reason, offload=offload)
     plan = Plan(
         device_kind="cuda",
         model_name=model.name,
@@ -105,7 +109,7 @@ def plan_cuda(
         num_threads=1,
         road=_ROAD,
         kv_dtype="bfloat16",
-        memory=memory,
+        memory=(*memory, *tiers.lines),
         step_model=step_model,
         graph_batch_sizes=chosen.graphs,
         device_index=profile.device.index,
@@ -121,9 +125,12 @@ def plan_cuda(
         gemm_fixed=chosen.gemm_fixed,
         attention_part_tokens=FIXED_PART_TOKENS if limits.deterministic else 0,
         prefetch=prefetch,
+        kv_host_bytes=tiers.host_bytes,
+        kv_disk_bytes=tiers.disk_bytes,
+        kv_link_bytes_per_second=(not switches.reason("link_policy") and optional(profile, "link.h2d_pinned")) or 0.0,
     )
     step = _step_decision(profile, times, step_model, plan)
-    return plan, [*decisions, shared_decision, blocks, *moving, step]
+    return plan, [*decisions, shared_decision, blocks, *moving, *tiers.decisions, step]
 
 
 def wanted_layers(
@@ -241,7 +248,7 @@ def _choose(
     )
 
 
-def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen) -> Sizes:
+def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int) -> Sizes:
     workspace = workspace_bytes(
         model, chosen.decode.attention, chosen.chunk, chosen.num_seqs, chosen.context, chosen.page_size
     )
@@ -250,7 +257,7 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen) -> Sizes:
     return Sizes(
         weights=2 * model.num_parameters,
         graphs=graph_bytes(model, len(chosen.graphs)),
-        workspace=workspace,
+        workspace=workspace + copies,
         context=context_bytes(times.rates),
     )
 

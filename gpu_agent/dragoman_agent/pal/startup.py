@@ -141,6 +141,8 @@ def _null_decisions(plan: Plan) -> list[Decision]:
         Decision("step-tokens", str(plan.max_batch_tokens), given, unit="tokens"),
         Decision("max-seqs", str(plan.max_num_seqs), given),
         Decision("kv-blocks", str(plan.num_blocks), given, predicted=_memory(plan, "kv blocks"), unit="bytes"),
+        Decision("host-tier", str(plan.kv_host_bytes), given, predicted=float(plan.kv_host_bytes), unit="bytes"),
+        Decision("disk-tier", str(plan.kv_disk_bytes), given, predicted=float(plan.kv_disk_bytes), unit="bytes"),
         Decision("step-model", f"{1e3 * step_seconds:.2f} ms a token alone", given, predicted=step_seconds, unit="s"),
     ]
 

@@ -26,7 +26,7 @@ CONFIG = EngineConfig("null", "null", default_null_plan(NullModel(), num_blocks=
 def test_a_failed_start_is_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, part: str
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(serving, "build_core", fail)
