@@ -116,6 +116,13 @@ class AgentSettings:
     profile_force: bool = field(
         default=False, metadata=_about("take --profile even where it is of another device", group=_PLAN)
     )
+    deterministic: bool = field(
+        default=False,
+        metadata=_about(
+            "a request gets the same tokens whatever else runs and wherever it was interrupted; slower on a GPU",
+            group=_PLAN,
+        ),
+    )
     pal: str = field(
         default="on",
         metadata=_about(

@@ -128,7 +128,7 @@ def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         max_num_waiting=settings.max_num_waiting,
     )
     plan = replace(plan, kv_host_bytes=settings.kv_host_bytes or 0, kv_disk_bytes=settings.kv_disk_bytes)
-    return source, start_on_null(plan)
+    return source, start_on_null(replace(plan, deterministic=settings.deterministic))
 
 
 def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
@@ -150,6 +150,7 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         max_num_waiting=settings.max_num_waiting,
         memory_utilization=settings.memory_utilization,
         num_threads=settings.threads,
+        deterministic=settings.deterministic,
         kv_host_bytes=settings.kv_host_bytes,
         kv_disk_bytes=settings.kv_disk_bytes,
         host_free_bytes=free_host_bytes(this_host()),

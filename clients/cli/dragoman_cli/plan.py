@@ -33,6 +33,7 @@ def plan(
         float | None, typer.Option("--memory-utilization", min=0.01, max=0.99, help="Share of the free memory to use.")
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="Number format on a CPU: auto, int8 or float32.")] = "auto",
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="The same tokens whatever else runs.")] = False,
     pal: Annotated[str, typer.Option("--pal", help="off: the one fixed configuration.")] = "on",
     pal_arena: Annotated[str, typer.Option("--pal-arena", help="on or off.")] = "on",
     pal_launch_tuning: Annotated[str, typer.Option("--pal-launch-tuning", help="on or off.")] = "on",
@@ -46,7 +47,9 @@ def plan(
         "pal": pal, "arena": pal_arena, "launch_tuning": pal_launch_tuning, "async_copy": pal_async_copy,
         "link_policy": pal_link_policy,
     }  # fmt: skip
-    request = Request(profile, model, context, concurrency, memory_utilization, dtype, switches, cache_dir)
+    request = Request(
+        profile, model, context, concurrency, memory_utilization, dtype, switches, cache_dir, deterministic
+    )
     planned = plan_offline(request, "dragoman plan")
     if as_json:
         print(_to_json(planned))

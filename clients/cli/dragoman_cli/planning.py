@@ -31,6 +31,7 @@ class Request:
     dtype: str = "auto"
     switches: Mapping[str, str] | None = None  # "pal" and its parts, each "on" or "off"
     cache_dir: Path | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def plan_offline(request: Request, purpose: str) -> Planned:
 
     context = _context(request.context)
     switches = _switches(request.switches or {})
-    wish = Wish(context, request.concurrency, request.memory_utilization, request.dtype)
+    wish = Wish(context, request.concurrency, request.memory_utilization, request.dtype, request.deterministic)
     try:
         named = _profile(request)
         model = _model(request)

@@ -62,6 +62,10 @@ class UpSettings:
     profile_force: bool = field(
         default=False, metadata=_about("take --profile even where it is of another device", _PLAN)
     )
+    deterministic: bool = field(
+        default=False,
+        metadata=_about("a request gets the same tokens whatever else runs; slower on a GPU", _PLAN),
+    )
     pal: str = field(
         default="on", metadata=_about("off: one fixed configuration for all devices", _PLAN, choices=_ON_OFF)
     )
@@ -99,7 +103,7 @@ class UpSettings:
 # Settings that go to the agent when they were given; otherwise its own section and defaults hold.
 _AGENT_OPTIONS = (
     "model", "device", "max_context", "served_model_name", "chat_template", "threads", "dtype", "memory_utilization", "cache_dir",
-    "null_oracle", "null_speed", "tune", "profile", "profile_force", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
+    "null_oracle", "null_speed", "tune", "profile", "profile_force", "deterministic", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
     "pal_link_policy",
 )  # fmt: skip
 # The ports of a run, and what each is for.

@@ -39,6 +39,7 @@ class Wish:
     concurrency: int | None = None  # requests at once
     memory_utilization: float | None = None
     dtype: str = "auto"
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,12 @@ def look_ahead(profile: Profile, model: ModelSource, wish: Wish, switches: Switc
     check_dtype(wish.dtype, profile.device.kind, profile.device.name)
     if problem := dtype_problem(needs_of(model), profile.device.kind, profile.values):
         return Outlook(None, (), (), problem, ("another card, or the CPU beside it",))
-    limits = Limits(wish.context_tokens, wish.concurrency, memory_utilization=wish.memory_utilization)
+    limits = Limits(
+        wish.context_tokens,
+        wish.concurrency,
+        memory_utilization=wish.memory_utilization,
+        deterministic=wish.deterministic,
+    )
     # Here the compiled kernels are taken as there: this machine is not the one that is planned for.
     road = road_of(model, wish.dtype, None) if profile.device.kind == "cpu" else None
     try:

@@ -16,6 +16,9 @@ from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
 
+# Rows are computed one by one, in one order: alone, in company, in any chunks (tests/agent/device/conformance).
+_EXACT_CPU_ROADS = ("native-int8", "native-float32")
+
 __all__ = [
     "Limits",
     "Plan",
@@ -57,16 +60,44 @@ def plan_for(
             raise PlanError(f"a CPU plan of {model.name} needs the road its weights are computed on; pass one")
         plan, decisions = plan_cpu(profile, model, road, limits)
     elif kind in UNTESTED_KINDS:
+        if limits.deterministic:
+            raise PlanError(
+                f"--deterministic needs kernels that were never compiled for {kind} devices; leave it out, or use "
+                "--device cpu"
+            )
         plan, decisions = plan_torch(profile, model, limits, switches)
     else:
         raise PlanError(
             f"nothing plans for a device of kind {kind!r}; profiles of kind cuda, cpu, {' and '.join(UNTESTED_KINDS)} "
             "can be planned for"
         )
+    if limits.deterministic:
+        plan, decisions = _deterministic(plan, decisions)
     off = switches.names_off()
     if not off:
         return plan, decisions
     return dataclasses.replace(plan, switches_off=off), [*decisions, _switches(off, kind)]
+
+
+def _deterministic(plan: Plan, decisions: list[Decision]) -> tuple[Plan, list[Decision]]:
+    """The plan where its road can keep the promise. Raises PlanError where it cannot."""
+    if plan.device_kind == "cuda":
+        reason = (
+            "asked for: every product and all attention run in one tile shape and one order of sums, prompts and decode "
+            "alike, so a token's bits depend on the tokens before it alone"
+        )
+    elif plan.road in _EXACT_CPU_ROADS:
+        reason = (
+            f"asked for: {plan.road} computes each row by itself and in one order as it is, and loses nothing by it"
+        )
+    else:
+        raise PlanError(
+            f"--deterministic cannot be kept on the road {plan.road}: its library sums in another order for another batch; "
+            "leave --deterministic out, or use a CUDA device or the CPU's compiled kernels (a C++ compiler and a supported "
+            "model are what they need)"
+        )
+    told = Decision("deterministic", "yes", reason)
+    return dataclasses.replace(plan, deterministic=True), [*decisions, told]
 
 
 def _switches(off: tuple[str, ...], kind: str) -> Decision:

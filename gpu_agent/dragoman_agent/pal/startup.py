@@ -134,7 +134,9 @@ def start_on_null(plan: Plan) -> PalResult:
 def _null_decisions(plan: Plan) -> list[Decision]:
     given = "the null device's own or asked for; nothing was measured"
     step_seconds = plan.step_model.decode_step_seconds(1, 64)
+    told = [Decision("deterministic", "yes", "the null device computes nothing, so nothing can differ")]
     return [
+        *(told if plan.deterministic else ()),
         Decision("road", plan.road, "the null device computes nothing"),
         Decision("page-size", str(plan.page_size), given, unit="tokens"),
         Decision("max-context", str(plan.max_context_tokens), given, unit="tokens"),

@@ -131,7 +131,7 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
     "triton.gemm_fixed": (
         "gemm_fixed", "gemm_fixed",
         _contract("compute", "m n k", lambda s: _VALUE * (s["n"] * s["k"] + s["m"] * (s["n"] + s["k"])),
-                  lambda s: 2 * s["m"] * s["n"] * s["k"], 255),
+                  lambda s: 2 * s["m"] * s["n"] * s["k"], 255, spill_bytes=2 * _SPILL),
     ),
     "triton.attention_fixed": (
         "attention_fixed", "fixed_prefill_attention",
