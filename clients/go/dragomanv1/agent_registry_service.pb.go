@@ -1076,14 +1076,18 @@ type PublishKvEventsRequest struct {
 	Epoch uint64 `protobuf:"fixed64,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Grows by one a message within one epoch; a gap asks for a snapshot.
 	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Units now held; in a snapshot, all of them.
+	// Units now held on the device; in a snapshot, all of them.
 	StoredBlockHashes []uint64 `protobuf:"fixed64,4,rep,packed,name=stored_block_hashes,json=storedBlockHashes,proto3" json:"stored_block_hashes,omitempty"`
-	// Units no longer held.
+	// Units no longer held on the device.
 	RemovedBlockHashes []uint64 `protobuf:"fixed64,5,rep,packed,name=removed_block_hashes,json=removedBlockHashes,proto3" json:"removed_block_hashes,omitempty"`
 	// Whether this replaces everything known before.
-	Snapshot      bool `protobuf:"varint,6,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Snapshot bool `protobuf:"varint,6,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// Units now held in a tier below the device (host memory, disk), whether or not the device holds them too; in a snapshot, all.
+	LowerStoredBlockHashes []uint64 `protobuf:"fixed64,7,rep,packed,name=lower_stored_block_hashes,json=lowerStoredBlockHashes,proto3" json:"lower_stored_block_hashes,omitempty"`
+	// Units no longer held there.
+	LowerRemovedBlockHashes []uint64 `protobuf:"fixed64,8,rep,packed,name=lower_removed_block_hashes,json=lowerRemovedBlockHashes,proto3" json:"lower_removed_block_hashes,omitempty"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *PublishKvEventsRequest) Reset() {
@@ -1156,6 +1160,20 @@ func (x *PublishKvEventsRequest) GetSnapshot() bool {
 		return x.Snapshot
 	}
 	return false
+}
+
+func (x *PublishKvEventsRequest) GetLowerStoredBlockHashes() []uint64 {
+	if x != nil {
+		return x.LowerStoredBlockHashes
+	}
+	return nil
+}
+
+func (x *PublishKvEventsRequest) GetLowerRemovedBlockHashes() []uint64 {
+	if x != nil {
+		return x.LowerRemovedBlockHashes
+	}
+	return nil
 }
 
 // Answer to KV events, sent only when something is wanted.
@@ -1382,14 +1400,16 @@ const file_dragoman_v1_agent_registry_service_proto_rawDesc = "" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12;\n" +
-	"\fhint_outcome\x18\x04 \x01(\x0e2\x18.dragoman.v1.HintOutcomeR\vhintOutcome\"\xe3\x01\n" +
+	"\fhint_outcome\x18\x04 \x01(\x0e2\x18.dragoman.v1.HintOutcomeR\vhintOutcome\"\xdb\x02\n" +
 	"\x16PublishKvEventsRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x06R\x05epoch\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12.\n" +
 	"\x13stored_block_hashes\x18\x04 \x03(\x06R\x11storedBlockHashes\x120\n" +
 	"\x14removed_block_hashes\x18\x05 \x03(\x06R\x12removedBlockHashes\x12\x1a\n" +
-	"\bsnapshot\x18\x06 \x01(\bR\bsnapshot\"w\n" +
+	"\bsnapshot\x18\x06 \x01(\bR\bsnapshot\x129\n" +
+	"\x19lower_stored_block_hashes\x18\a \x03(\x06R\x16lowerStoredBlockHashes\x12;\n" +
+	"\x1alower_removed_block_hashes\x18\b \x03(\x06R\x17lowerRemovedBlockHashes\"w\n" +
 	"\x17PublishKvEventsResponse\x12'\n" +
 	"\x0fsnapshot_wanted\x18\x01 \x01(\bR\x0esnapshotWanted\x123\n" +
 	"\x15acknowledged_sequence\x18\x02 \x01(\x04R\x14acknowledgedSequence\"l\n" +

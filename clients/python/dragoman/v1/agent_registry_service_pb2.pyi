@@ -177,20 +177,24 @@ class CommandResult(_message.Message):
     def __init__(self, command_id: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., hint_outcome: _Optional[_Union[HintOutcome, str]] = ...) -> None: ...
 
 class PublishKvEventsRequest(_message.Message):
-    __slots__ = ("lease_id", "epoch", "sequence", "stored_block_hashes", "removed_block_hashes", "snapshot")
+    __slots__ = ("lease_id", "epoch", "sequence", "stored_block_hashes", "removed_block_hashes", "snapshot", "lower_stored_block_hashes", "lower_removed_block_hashes")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STORED_BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     REMOVED_BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    LOWER_STORED_BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    LOWER_REMOVED_BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     epoch: int
     sequence: int
     stored_block_hashes: _containers.RepeatedScalarFieldContainer[int]
     removed_block_hashes: _containers.RepeatedScalarFieldContainer[int]
     snapshot: bool
-    def __init__(self, lease_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., stored_block_hashes: _Optional[_Iterable[int]] = ..., removed_block_hashes: _Optional[_Iterable[int]] = ..., snapshot: _Optional[bool] = ...) -> None: ...
+    lower_stored_block_hashes: _containers.RepeatedScalarFieldContainer[int]
+    lower_removed_block_hashes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., stored_block_hashes: _Optional[_Iterable[int]] = ..., removed_block_hashes: _Optional[_Iterable[int]] = ..., snapshot: _Optional[bool] = ..., lower_stored_block_hashes: _Optional[_Iterable[int]] = ..., lower_removed_block_hashes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PublishKvEventsResponse(_message.Message):
     __slots__ = ("snapshot_wanted", "acknowledged_sequence")
