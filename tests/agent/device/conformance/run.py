@@ -1,6 +1,6 @@
-"""Runs every case on one subject, without pytest. Prints `ok CASE` or `OFF CASE: reason`; exit 1 when one is off.
+"""Runs every case, or those named, on one subject, without pytest. Prints `ok CASE` or `OFF CASE: reason`; exit 1 when one is off.
 
-PYTHONPATH=. python -m tests.agent.device.conformance.run interpreted|deterministic|null|cpu|cuda
+PYTHONPATH=. python -m tests.agent.device.conformance.run interpreted|deterministic|null|cpu|cuda [CASE...]
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ GROUPS = ("null", "cpu", "interpreted", "deterministic", "cuda")
 
 def main(argv: list[str]) -> int:
     """Run the cases on the subjects of one group."""
-    if len(argv) != 1 or argv[0] not in GROUPS:
-        print(f"usage: python -m tests.agent.device.conformance.run {'|'.join(GROUPS)}", file=sys.stderr)
+    if not argv or argv[0] not in GROUPS:
+        print(f"usage: python -m tests.agent.device.conformance.run {'|'.join(GROUPS)} [CASE...]", file=sys.stderr)
         return 2
     if argv[0] in ("interpreted", "deterministic"):
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
@@ -34,10 +34,10 @@ def main(argv: list[str]) -> int:
         "deterministic": lambda: [subjects.interpreted_deterministic_subject()],
         "cuda": lambda: [subjects.cuda_subject(), subjects.deterministic_subject(), subjects.hip_on_cuda_subject()],
     }
-    return report(groups[argv[0]]())
+    return report(groups[argv[0]](), argv[1:])
 
 
-def report(chosen: Iterable[Subject]) -> int:
+def report(chosen: Iterable[Subject], names: Sequence[str] = ()) -> int:
     """Every case on each subject; 1 when one is off."""
     from tests.agent.device.conformance.bench import Bench
     from tests.agent.device.conformance.cases import CASES
@@ -45,7 +45,7 @@ def report(chosen: Iterable[Subject]) -> int:
     num_off = 0
     for subject in chosen:
         bench = Bench(subject)
-        for case in CASES:
+        for case in (case for case in CASES if not names or case.__name__ in names):
             begun = time.perf_counter()
             try:
                 case(bench)

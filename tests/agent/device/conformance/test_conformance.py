@@ -17,6 +17,11 @@ from tests.needs import need_cpu_kernels
 
 from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32
 
+# Cases that compare work which was cut otherwise, and one that compares with float64.
+CUT_OTHERWISE = (
+    "prefill_in_parts_is_prefill_as_a_whole", "decode_is_prefill", "a_row_is_the_same_alone_and_in_company",
+    "hidden_states_are_pooled", "given_tokens_are_scored", "numbers_are_those_of_a_float64_model",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -34,11 +39,10 @@ def test_backend(bench: Bench, case: Callable[[Bench], None]) -> None:
     case(bench)
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
+def under_the_interpreter(*arguments: str) -> dict[str, str]:
     """What became of each case on the GPU backend's code under Triton's interpreter: a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.agent.device.conformance.run", "interpreted"],
+        [sys.executable, "-m", "tests.agent.device.conformance.run", *arguments],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
@@ -47,6 +51,21 @@ def interpreted() -> dict[str, str]:
     return lines
 
 
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    return under_the_interpreter("interpreted")
+
+
+@pytest.fixture(scope="module")
+def deterministic() -> dict[str, str]:
+    return under_the_interpreter("deterministic", *CUT_OTHERWISE)
+
+
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
 def test_gpu_code_under_the_interpreter(interpreted: dict[str, str], case: str) -> None:
     assert interpreted[case].startswith("ok "), interpreted[case]
+
+
+@pytest.mark.parametrize("case", CUT_OTHERWISE)
+def test_a_deterministic_plan_gives_the_same_bits(deterministic: dict[str, str], case: str) -> None:
+    assert deterministic[case].startswith("ok "), deterministic[case]
