@@ -16,7 +16,7 @@ from dragoman.tls import TlsIdentity, open_channel
 from dragoman.v1 import agent_pb2, error_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.draining import Drainer
-from dragoman_agent.engine.messages import Progress, Ready, Step, Tune
+from dragoman_agent.engine.messages import Progress, Ready, Step, TierReport, Tune
 from dragoman_agent.hardware_watch import HardwareWatch
 from dragoman_agent.kv_journal import KvJournal
 from dragoman_agent.membership import Membership
@@ -121,6 +121,7 @@ class Agent:
         self._ready_task: asyncio.Task[None] | None = None
         self._drainer = Drainer(self, notice_seconds=settings.drain_notice, limit_seconds=settings.drain_timeout)
         self._engine.on_step(self._take_step)
+        self._engine.on_tiers = self._take_tiers
 
     async def run(self) -> int:
         """Serve until told to stop or the engine dies; the exit code. Raises StartupError."""
@@ -216,6 +217,12 @@ class Agent:
             self._step_clock.add(step.step_seconds + step.host_seconds)
         if step.stored_hashes or step.removed_hashes:
             self._journal.take(step.stored_hashes, step.removed_hashes)
+        if step.lower_stored_hashes or step.lower_removed_hashes:
+            self._journal.take_below(step.lower_stored_hashes, step.lower_removed_hashes)
+
+    def _take_tiers(self, report: TierReport) -> None:
+        self._metrics.take_tiers(report)
+        self._observations.take_tiers(report.tiers)
 
     def _facts(self) -> dict[str, Any]:
         plan = self._pal.plan

@@ -1,4 +1,4 @@
-"""Which prefix units the engine holds, and the numbered messages that tell a controller. Pure."""
+"""Which prefix units the engine holds, on its device and in the tiers below, and the numbered messages that tell a controller. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ MAX_UNITS_A_MESSAGE = 65_536
 
 
 class KvJournal:
-    """The set of units held now, fed by the engine's step frames."""
+    """The sets of units held now, fed by the engine's step frames."""
 
     def __init__(self) -> None:
-        self.held: set[int] = set()
+        self.held: set[int] = set()  # on the device
+        self.held_below: set[int] = set()
         self._feeds: list[KvFeed] = []
 
     def take(self, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
@@ -22,6 +23,15 @@ class KvJournal:
             self._change(int.from_bytes(unit, "little"), True)
         for unit in removed:
             self._change(int.from_bytes(unit, "little"), False)
+
+    def take_below(self, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
+        """The same for the tiers below the device."""
+        for units, is_held in ((stored, True), (removed, False)):
+            for name in units:
+                unit = int.from_bytes(name, "little")
+                (self.held_below.add if is_held else self.held_below.discard)(unit)
+                for feed in self._feeds:
+                    feed.pending_below[unit] = is_held
 
     def _change(self, unit: int, is_held: bool) -> None:
         if is_held:
@@ -40,6 +50,7 @@ class KvFeed:
         self._sequence = 0
         self._snapshot_due = True
         self.pending: dict[int, bool] = {}
+        self.pending_below: dict[int, bool] = {}
         journal._feeds.append(self)
 
     def close(self) -> None:
@@ -53,19 +64,26 @@ class KvFeed:
 
     def next_message(self, lease_id: str, epoch: int) -> agent_registry_service_pb2.PublishKvEventsRequest | None:
         """What changed since the last message, or a snapshot where one is due; None when there is nothing to say."""
-        if not self._snapshot_due and not self.pending:
+        if not (self._snapshot_due or self.pending or self.pending_below):
             return None
         message = agent_registry_service_pb2.PublishKvEventsRequest(lease_id=lease_id, epoch=epoch)
         if self._snapshot_due:
             self._snapshot_due = False
             self.pending.clear()
+            self.pending_below.clear()
             message.snapshot = True
             message.stored_block_hashes.extend(self._journal.held)
+            message.lower_stored_block_hashes.extend(self._journal.held_below)
         else:
-            units = list(self.pending)[:MAX_UNITS_A_MESSAGE]
-            for unit in units:
-                held = self.pending.pop(unit)
+            for unit, held in _some_of(self.pending):
                 (message.stored_block_hashes if held else message.removed_block_hashes).append(unit)
+            for unit, held in _some_of(self.pending_below):
+                (message.lower_stored_block_hashes if held else message.lower_removed_block_hashes).append(unit)
         self._sequence += 1
         message.sequence = self._sequence
         return message
+
+
+def _some_of(pending: dict[int, bool]) -> list[tuple[int, bool]]:
+    """What fits a message, taken out."""
+    return [(unit, pending.pop(unit)) for unit in list(pending)[:MAX_UNITS_A_MESSAGE]]

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 import dragoman
 from dragoman.errors import reason_name
-from dragoman_agent.engine.messages import Failed, Finished, Load, Step
+from dragoman_agent.engine.messages import Failed, Finished, Load, Step, TierCounts, TierReport
 from dragoman_agent.pal.decisions import Decision
 
 # Buckets of the OpenTelemetry semantic conventions for generative AI, in seconds.
@@ -19,6 +19,35 @@ _QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 _STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _HOST_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
 CLASSES = ("interactive", "standard", "batch")
+
+
+class TierMetrics:
+    """The tiers below the device, from the engine's sums since its start."""
+
+    def __init__(
+        self, blocks: Gauge, moved: Counter, seconds: Counter, hits: Counter, drops: Counter, declined: Counter
+    ) -> None:
+        self._blocks, self._bytes, self._seconds = blocks, moved, seconds
+        self._hits, self._drops, self._declined = hits, drops, declined
+        self._last: dict[str, TierCounts] = {}
+        self._last_drops = self._last_declined = 0
+
+    def take(self, report: TierReport) -> None:
+        """What the engine told."""
+        for now in report.tiers:
+            name = now.name
+            before = self._last.get(name) or TierCounts(name, 0, 0, 0, 0.0, 0, 0.0, 0)
+            self._last[name] = now
+            self._blocks.labels(name, "held").set(now.held_blocks)
+            self._blocks.labels(name, "total").set(now.capacity_blocks)
+            self._bytes.labels(name, "out").inc(now.written_bytes - before.written_bytes)
+            self._bytes.labels(name, "in").inc(now.read_bytes - before.read_bytes)
+            self._seconds.labels(name, "out").inc(now.write_seconds - before.write_seconds)
+            self._seconds.labels(name, "in").inc(now.read_seconds - before.read_seconds)
+            self._hits.labels(name).inc(now.read_blocks - before.read_blocks)
+        self._drops.inc(report.dropped_blocks - self._last_drops)
+        self._declined.inc(report.declined - self._last_declined)
+        self._last_drops, self._last_declined = report.dropped_blocks, report.declined
 
 
 class AgentMetrics:
@@ -51,6 +80,23 @@ class AgentMetrics:
             ["reason"],
             registry=registry,
         )
+        tier_blocks = Gauge(
+            "dragoman_kv_tier_blocks", "KV blocks of a tier below the device.", ["tier", "state"], registry=registry
+        )
+        moved = ["tier", "direction"]
+        tier_bytes = Counter("dragoman_kv_tier_bytes", "KV moved, by tier and direction.", moved, registry=registry)
+        tier_seconds = Counter("dragoman_kv_tier_seconds", "Time that KV took to move.", moved, registry=registry)
+        tier_hits = Counter(
+            "dragoman_kv_tier_hit_blocks", "KV blocks brought back to the device.", ["tier"], registry=registry
+        )
+        tier_drops = Counter("dragoman_kv_dropped_blocks", "KV blocks evicted that no tier kept.", registry=registry)
+        tier_declined = Counter(
+            "dragoman_kv_tier_declined",
+            "Prefixes in a lower tier that were computed as that is quicker.",
+            registry=registry,
+        )
+        self._tiers = TierMetrics(tier_blocks, tier_bytes, tier_seconds, tier_hits, tier_drops, tier_declined)
+        self.take_tiers = self._tiers.take
         self._preemptions = Counter("dragoman_preemptions", "Sequences preempted.", registry=registry)
         self._step = _histogram("engine_step_seconds", "Device time of a step.", _STEP_BUCKETS, registry)
         self._host_step = _histogram("engine_host_step_seconds", "Host work around a step.", _HOST_BUCKETS, registry)

@@ -1,4 +1,7 @@
-"""Fetches prefix blocks that a controller hinted at from another agent, and tells in the end what became of the hint."""
+"""Brings prefix blocks that a controller hinted at from another agent or from the agent's own lower tiers.
+
+Tells in the end what became of each hint.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import grpc
 from dragoman.channel import channel_options
 from dragoman.durations import seconds_of
 from dragoman.errors import DragomanError, from_rpc_error
+from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman.v1 import kv_transfer_service_pb2 as pb
 from dragoman.v1 import kv_transfer_service_pb2_grpc
 from dragoman.v1.agent_registry_service_pb2 import (
@@ -24,7 +28,7 @@ from dragoman.v1.agent_registry_service_pb2 import (
     HINT_OUTCOME_USED,
     PrefetchPrefix,
 )
-from dragoman_agent.engine.messages import CachedBlock, ImportBlocks
+from dragoman_agent.engine.messages import BringBlocks, CachedBlock, ImportBlocks
 from dragoman_agent.kv_journal import KvJournal
 from dragoman_agent.registration import HintEnd
 from dragoman_agent.rpc.engine_client import EngineClient
@@ -121,8 +125,6 @@ class Prefetcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _refusal(self, wanted: PrefetchPrefix) -> str:
-        if not wanted.source_address:
-            return "this agent keeps KV blocks on its device only; there is no lower tier to fetch them from"
         if self.format is None:
             return "this agent's device does not take in KV blocks"
         if not wanted.block_hashes:
@@ -139,7 +141,10 @@ class Prefetcher:
         began = time.monotonic()
         try:
             async with asyncio.timeout(min(limit, LONGEST_FETCH_SECONDS)):
-                await self._fetch(wanted, exchange_id, fetch, began)
+                if wanted.source_address:
+                    await self._fetch(wanted, exchange_id, fetch, began)
+                else:
+                    await self._bring(wanted, exchange_id, fetch)
         except TimeoutError:
             fetch.problem = f"it took longer than the {limit:.3g} s of computing it"
         except grpc.RpcError as error:
@@ -148,7 +153,8 @@ class Prefetcher:
             )
         except DragomanError as error:
             fetch.problem = error.message
-        self.rate.learn(fetch.num_bytes, fetch.first_seconds, time.monotonic() - began)
+        if wanted.source_address:
+            self.rate.learn(fetch.num_bytes, fetch.first_seconds, time.monotonic() - began)
         self._conclude(wanted, exchange_id, fetch, ended)
 
     async def _fetch(self, wanted: PrefetchPrefix, exchange_id: str, fetch: _Fetch, began: float) -> None:
@@ -171,6 +177,16 @@ class Prefetcher:
             finally:
                 call.cancel()
 
+    async def _bring(self, wanted: PrefetchPrefix, exchange_id: str, fetch: _Fetch) -> None:
+        """From the tiers below the device; the engine says why there is no more."""
+        assert self.format is not None
+        units = list(wanted.block_hashes)
+        command = BringBlocks(exchange_id, [unit.to_bytes(8, "little") for unit in units])
+        answer = await self._engine.bring_blocks(command)
+        fetch.num_imported, fetch.num_present, fetch.problem = answer.num_imported, answer.num_present, answer.problem
+        num_tokens = (answer.num_imported + answer.num_present) * self.format.block_tokens
+        fetch.covered.update(units[: num_tokens // UNIT_TOKENS])
+
     async def _import(self, exchange_id: str, part: list[CachedBlock], fetch: _Fetch) -> bool:
         """Whether all of the part was taken."""
         answer = await self._engine.import_blocks(ImportBlocks(exchange_id, part))
@@ -188,9 +204,11 @@ class Prefetcher:
         if not fetch.num_imported and fetch.num_present and not fetch.problem:
             self._end(ended, HINT_OUTCOME_LATE, "a request computed the prefix meanwhile")
         elif not fetch.num_imported:
-            self._end(ended, HINT_OUTCOME_REFUSED, fetch.problem or "the other agent no longer holds any of it")
+            gone = "the other agent no longer holds any of it"
+            self._end(ended, HINT_OUTCOME_REFUSED, fetch.problem or (gone if wanted.source_address else "nothing came"))
         elif num_units < len(wanted.block_hashes):
-            self._end(ended, HINT_OUTCOME_CLIPPED, f"{what}; {fetch.problem or 'the other agent holds no more of it'}")
+            holder = "the other agent holds" if wanted.source_address else "the lower tiers hold"
+            self._end(ended, HINT_OUTCOME_CLIPPED, f"{what}; {fetch.problem or f'{holder} no more of it'}")
         else:
             self._await_use(exchange_id, ended, what)
 

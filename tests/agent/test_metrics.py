@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 
 from dragoman.metric_samples import snapshot
 from dragoman.v1 import error_pb2
-from dragoman_agent.engine.messages import Failed, Finished, Load, Step
+from dragoman_agent.engine.messages import Failed, Finished, Load, Step, TierCounts, TierReport
 from dragoman_agent.metrics import AgentMetrics
 from dragoman_cli.process import MetricsServer
 
@@ -51,6 +51,12 @@ def test_names_of_the_control_plane_are_there(metrics: AgentMetrics) -> None:
         "output_tokens_total",
         "kv_blocks",
         "kv_releases_total",
+        "kv_tier_blocks",
+        "kv_tier_bytes_total",
+        "kv_tier_seconds_total",
+        "kv_tier_hit_blocks_total",
+        "kv_dropped_blocks_total",
+        "kv_tier_declined_total",
         "preemptions_total",
         "engine_step_seconds",
         "engine_host_step_seconds",
@@ -118,3 +124,16 @@ def test_http_exposition_and_a_port_that_is_taken(metrics: AgentMetrics) -> None
             MetricsServer(metrics.registry, "127.0.0.1", server.port)
     finally:
         server.close()
+
+
+def test_tiers_are_counted_from_sums(metrics: AgentMetrics) -> None:
+    metrics.take_tiers(TierReport([TierCounts("host", 10, 4, 100, 0.5, 0, 0.0, 0)], 1, 0))
+    metrics.take_tiers(TierReport([TierCounts("host", 10, 6, 150, 0.75, 50, 0.25, 2)], 3, 4))
+    assert value(metrics, "dragoman_kv_tier_blocks", tier="host", state="held") == 6
+    assert value(metrics, "dragoman_kv_tier_blocks", tier="host", state="total") == 10
+    assert value(metrics, "dragoman_kv_tier_bytes_total", tier="host", direction="out") == 150
+    assert value(metrics, "dragoman_kv_tier_bytes_total", tier="host", direction="in") == 50
+    assert value(metrics, "dragoman_kv_tier_seconds_total", tier="host", direction="out") == 0.75
+    assert value(metrics, "dragoman_kv_tier_hit_blocks_total", tier="host") == 2
+    assert value(metrics, "dragoman_kv_dropped_blocks_total") == 3
+    assert value(metrics, "dragoman_kv_tier_declined_total") == 4

@@ -16,7 +16,7 @@ from dragoman.v1 import error_pb2, kv_transfer_service_pb2_grpc
 from dragoman.v1 import kv_transfer_service_pb2 as pb
 from dragoman.v1.agent_registry_service_pb2 import HintOutcome, PrefetchPrefix
 from dragoman_agent import prefetch
-from dragoman_agent.engine.messages import BlocksImported, ImportBlocks
+from dragoman_agent.engine.messages import BlocksImported, BringBlocks, ImportBlocks
 from dragoman_agent.kv_journal import KvJournal
 from dragoman_agent.prefetch import Prefetcher
 from dragoman_agent.registration import HintEnd
@@ -33,6 +33,8 @@ class Engine:
         self.taken: list[ImportBlocks] = []
         self.room = 1000
         self.present = 0
+        self.brought: list[BringBlocks] = []
+        self.problem = ""
         self.on_blocks_used: Callable[[str], None] = lambda exchange_id: None
 
     async def import_blocks(self, command: ImportBlocks) -> BlocksImported:
@@ -41,6 +43,13 @@ class Engine:
         num_new = min(len(command.blocks) - num_present, self.room)
         self.room -= num_new
         return BlocksImported(command.exchange_id, num_new, num_present)
+
+
+    async def bring_blocks(self, command: BringBlocks) -> BlocksImported:
+        self.brought.append(command)
+        num_present = min(len(command.units), self.present)
+        num_new = min(len(command.units) - num_present, self.room)
+        return BlocksImported(command.exchange_id, num_new, num_present, self.problem)
 
 
 class Source(kv_transfer_service_pb2_grpc.KvTransferServiceServicer):
@@ -147,7 +156,6 @@ async def test_a_fetch_slower_than_computing_is_given_up(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"source_address": ""}, "no lower tier"),
         ({"block_hashes": ()}, "no block hashes"),
         ({"source_address": "127.0.0.1:1", "source_agent_id": "gone"}, "agent gone at 127.0.0.1:1"),
     ],
@@ -185,3 +193,29 @@ async def test_a_device_without_blocks_and_too_many_at_once(rig: Rig) -> None:
     rig.prefetcher.format = None
     rig.prefetcher.hint(wanted, rig.ends.append)
     assert "does not take in KV blocks" in rig.ends[1].message
+
+
+async def test_brought_up_from_the_lower_tiers_and_used(rig: Rig) -> None:
+    await rig.hint(source_address="")
+    (command,) = rig.engine.brought
+    assert command.units == [unit.to_bytes(8, "little") for unit in UNITS] and not rig.source.requests
+    assert rig.ends == [] and rig.prefetcher.rate.bytes_per_second == 0
+    rig.engine.on_blocks_used(command.exchange_id)
+    assert rig.end == ("used", "")
+
+
+@pytest.mark.parametrize(
+    ("room", "present", "problem", "end"),
+    [
+        (2, 0, "there is no room for more", ("clipped", "2 blocks, 2 of 3 units; there is no room for more")),
+        (2, 0, "", ("clipped", "2 blocks, 2 of 3 units; the lower tiers hold no more of it")),
+        (0, 0, "none of it is held in the lower tiers", ("refused", "none of it is held in the lower tiers")),
+        (0, 3, "", ("late", "a request computed the prefix meanwhile")),
+    ],
+)
+async def test_ends_of_a_hint_at_the_lower_tiers(
+    rig: Rig, room: int, present: int, problem: str, end: tuple[str, str]
+) -> None:
+    rig.engine.room, rig.engine.present, rig.engine.problem = room, present, problem
+    await rig.hint(source_address="")
+    assert rig.end == end

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.plan import Plan
 
-LOAD, KV_BLOCKS, DECODE, PREFILL = "load", "kv-blocks", "step-model", "prefill-rate"
+LOAD, KV_BLOCKS, DECODE, PREFILL, PREFETCH = "load", "kv-blocks", "step-model", "prefill-rate", "prefetch"
 WINDOW_STEPS = 128
 MIN_NUM_STEPS = 4
 PUBLISH_SECONDS = 1.0
@@ -24,6 +24,15 @@ class StepLoad(Protocol):
     total_blocks: int
     prefill_tokens: int
     decode_tokens: int
+
+
+class TierSums(Protocol):
+    """One KV tier, see `engine.messages.TierCounts`."""
+
+    name: str
+    capacity_blocks: int
+    read_bytes: int
+    read_seconds: float
 
 
 class Observations:
@@ -50,6 +59,7 @@ class Observations:
         self._changed: set[str] = set()
         self._published = 0.0
         self._has_blocks = False
+        self._tier_blocks: dict[str, int] = {}
         self._num_blocks = plan.num_blocks  # of the arena as it was taken
         self._decode_subject = DECODE
 
@@ -64,6 +74,26 @@ class Observations:
         """The engine's Ready information: the rate at which weights came in, where it loaded any."""
         if rate := info.get("weights_gb_per_second"):
             self._measured(LOAD, float(rate) * 1e9)
+
+    def take_tiers(self, tiers: Sequence[TierSums]) -> None:
+        """What the KV tiers hold and have moved: their sizes as they were taken, and what a token's KV took to come back."""
+        for tier in tiers:
+            self._measure_once(f"{tier.name}-tier", tier.capacity_blocks)
+            if tier.name == "host" and tier.read_bytes > 0 and tier.read_seconds > 0:
+                predicted, link = self._predicted(PREFETCH), self._plan.kv_link_bytes_per_second
+                if predicted is not None and link:
+                    self._measured(PREFETCH, predicted * link * tier.read_seconds / tier.read_bytes)
+
+    def _measure_once(self, subject: str, num_blocks: int) -> None:
+        """The size of a tier in the blocks that it has, whenever that changed."""
+        block_bytes = self._predicted(KV_BLOCKS)
+        if block_bytes is None or self._tier_blocks.get(subject) == num_blocks:
+            return
+        self._tier_blocks[subject] = num_blocks
+        self._measured(subject, num_blocks * block_bytes / self._num_blocks)
+
+    def _predicted(self, subject: str) -> float | None:
+        return next((d.predicted for d in reversed(self._log.all()) if d.subject == subject), None)
 
     def take_step(self, load: StepLoad, step_seconds: float) -> None:
         """A step or an idle tick, which takes 0 seconds."""
@@ -100,9 +130,7 @@ class Observations:
         told = False
         if DECODE in self._changed and len(self._decode_ratios) >= MIN_NUM_STEPS:
             self._changed.discard(DECODE)
-            predicted = next(
-                (d.predicted for d in reversed(self._log.all()) if d.subject == self._decode_subject), None
-            )
+            predicted = self._predicted(self._decode_subject)
             if predicted is not None:
                 self._measured(self._decode_subject, predicted * statistics.median(self._decode_ratios))
                 told = True

@@ -16,6 +16,7 @@ from dragoman_agent.engine.messages import (
     BlocksExported,
     BlocksImported,
     BlocksUsed,
+    BringBlocks,
     Cancel,
     Credit,
     Delta,
@@ -35,6 +36,7 @@ from dragoman_agent.engine.messages import (
     Start,
     StartEmbed,
     Step,
+    TierReport,
     ToEngine,
     Tune,
     encode,
@@ -121,6 +123,7 @@ class EngineClient:
         self._dirty: dict[Callable[[], None], None] = {}
         self._exchanges: dict[str, asyncio.Future[BlocksExported | BlocksImported]] = {}
         self.on_blocks_used: Callable[[str], None] = lambda exchange_id: None
+        self.on_tiers: Callable[[TierReport], None] = lambda report: None
         self.live: dict[str, Live] = {}
         self.num_live_seqs = 0
         self.ready: Ready | None = None
@@ -237,7 +240,13 @@ class EngineClient:
         assert isinstance(answer, BlocksImported)
         return answer
 
-    async def _exchange(self, command: ExportBlocks | ImportBlocks) -> BlocksExported | BlocksImported:
+    async def bring_blocks(self, command: BringBlocks) -> BlocksImported:
+        """Bring a prefix up from the tiers below the device. Raises AGENT_LOST when the engine is gone."""
+        answer = await self._exchange(command)
+        assert isinstance(answer, BlocksImported)
+        return answer
+
+    async def _exchange(self, command: ExportBlocks | ImportBlocks | BringBlocks) -> BlocksExported | BlocksImported:
         if not self.is_serving:
             raise DragomanError(error_pb2.ERROR_REASON_AGENT_LOST, "the engine is not serving; ask another agent")
         future: asyncio.Future[BlocksExported | BlocksImported] = asyncio.get_running_loop().create_future()
@@ -328,6 +337,8 @@ class EngineClient:
                     self._answer_exchange(message)
                 case BlocksUsed():
                     self.on_blocks_used(message.exchange_id)
+                case TierReport():
+                    self.on_tiers(message)
         self._end_of_batch()
 
     def _end_of_batch(self) -> None:
