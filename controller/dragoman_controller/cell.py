@@ -217,10 +217,21 @@ class Cell:
         return max(grant.granted_at + expected - self.clock(), grant.tpot_seconds)
 
     def apply_kv_events(
-        self, member: Member, sequence: int, stored: Iterable[int], removed: Iterable[int], snapshot: bool
+        self,
+        member: Member,
+        sequence: int,
+        stored: Iterable[int],
+        removed: Iterable[int],
+        snapshot: bool,
+        *,
+        stored_below: Iterable[int] = (),
+        removed_below: Iterable[int] = (),
     ) -> Applied:
-        """Takes one message of KV events of a member."""
-        return self.index.apply(member.agent_id, member.epoch, sequence, stored, removed, snapshot)
+        """Takes one message of KV events of a member; `below` is what lies in tiers below its device."""
+        return self.index.apply(
+            member.agent_id, member.epoch, sequence, stored, removed, snapshot,
+            stored_below=stored_below, removed_below=removed_below,
+        )  # fmt: skip
 
     def release_ticket(self, token: bytes) -> None:
         """Takes back an unused ticket. One that ended already is taken back too. Raises TICKET_INVALID."""

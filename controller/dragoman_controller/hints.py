@@ -1,4 +1,4 @@
-"""Prefetch hints: from clients, and from requests that wait while their prefix lies on another agent."""
+"""Prefetch hints: from clients, and from requests that wait while their prefix lies on another agent or in a lower tier."""
 
 from __future__ import annotations
 
@@ -71,16 +71,19 @@ class Hints:
     def _hint(self, model: str, block_hashes: tuple[int, ...], *, for_queue: bool) -> str:
         parts = self._parts
         held = parts.index.lookup(block_hashes)
-        plan = plan_prefetch(self._agents(model), len(block_hashes), held, for_queue=for_queue)
+        below = parts.index.lookup_all_tiers(block_hashes)
+        plan = plan_prefetch(self._agents(model), len(block_hashes), held, below, for_queue=for_queue)
         if plan.refused_because:
             return plan.refused_because
         units = block_hashes[: plan.num_units]
         taker, source = parts.fleet.get(plan.agent_id), parts.fleet.get(plan.source_agent_id)
-        assert taker is not None and source is not None, "a plan names members"
+        assert taker is not None, "a plan names members"
         if self._is_recent((taker.agent_id, units[-1]), REPEAT_SECONDS):
             return f"agent {taker.agent_id!r} was told so less than {REPEAT_SECONDS:.0f} s ago"
         self._remember((taker.agent_id, units[-1]))
-        ticket = transfer_ticket(parts.minter, source, _model_of(source, model), units, parts.clock())
+        ticket = b""
+        if source is not None:
+            ticket = transfer_ticket(parts.minter, source, _model_of(source, model), units, parts.clock())
         command = Prefetch(model, units, plan.source_address, plan.source_agent_id, ticket, plan.limit_seconds)
         parts.send(taker, command)
         return ""

@@ -31,7 +31,7 @@ class PrefetchAgent:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchPlan:
-    """Who should fetch how many units, from whom, and within which time; or why nobody should."""
+    """Who should bring how many units, from whom, and within which time; or why nobody should. No source: its own lower tiers."""
 
     agent_id: str = ""
     source_agent_id: str = ""
@@ -42,11 +42,18 @@ class PrefetchPlan:
 
 
 def plan_prefetch(
-    agents: Sequence[PrefetchAgent], num_units: int, held_units: Mapping[str, int], *, for_queue: bool = False
+    agents: Sequence[PrefetchAgent],
+    num_units: int,
+    held_units: Mapping[str, int],
+    units_below: Mapping[str, int] | None = None,
+    *,
+    for_queue: bool = False,
 ) -> PrefetchPlan:
     """Picks the agent that is free first of those that lack a part of the prefix, and the holder of most of it as source.
 
-    num_units: full units of 64 tokens in the prefix. held_units: units held from the beginning, by agent id.
+    num_units: full units of 64 tokens in the prefix. held_units: units held from the beginning on the device, by agent id.
+    units_below: the same with the tiers below the device; an agent that has as much there as any other has anywhere brings it up
+    itself, which costs no other agent anything.
     for_queue: a request waits for it, which goes to the agent that is free first; where that one holds it, nothing is to do.
     """
     if not num_units:
@@ -55,6 +62,9 @@ def plan_prefetch(
         return _refused("no live agent serves the model")
     if all(held_units.get(agent.agent_id, 0) >= num_units for agent in agents):
         return _refused("every live agent of the model holds the whole prefix already")
+    own = _from_own_tiers(agents, held_units, units_below or {}, for_queue=for_queue)
+    if own is not None:
+        return own
     source = max(agents, key=lambda agent: (held_units.get(agent.agent_id, 0), agent.kv is not None))
     most = held_units.get(source.agent_id, 0)
     if not most:
@@ -81,6 +91,27 @@ def plan_prefetch(
             f"fetching {num_tokens} tokens to {taker.agent_id} would take {fetch:.3g} s, computing them {compute:.3g} s"
         )
     return PrefetchPlan(taker.agent_id, source.agent_id, source.data_address, most, compute)
+
+
+def _from_own_tiers(
+    agents: Sequence[PrefetchAgent], held: Mapping[str, int], below: Mapping[str, int], *, for_queue: bool
+) -> PrefetchPlan | None:
+    """The agent that brings the prefix up from its own tiers; None where none can, or one does better by fetching."""
+    most = max(held.get(agent.agent_id, 0) for agent in agents)
+    able = [one for one in agents if below.get(one.agent_id, 0) > held.get(one.agent_id, 0)]
+    able = [one for one in able if below[one.agent_id] >= most]
+    if not able:
+        return None
+    if for_queue:
+        first = min(agents, key=lambda agent: agent.free_in_seconds)
+        taker = next((one for one in able if one.free_in_seconds <= first.free_in_seconds), None)
+    else:
+        taker = max(able, key=lambda agent: (below[agent.agent_id], -agent.free_in_seconds))
+    if taker is None:
+        return None
+    num_tokens = (below[taker.agent_id] - held.get(taker.agent_id, 0)) * UNIT_TOKENS
+    seconds = taker.steps.prefill_seconds(num_tokens)
+    return PrefetchPlan(taker.agent_id, num_units=below[taker.agent_id], limit_seconds=seconds)
 
 
 def _refused(why: str) -> PrefetchPlan:

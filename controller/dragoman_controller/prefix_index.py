@@ -23,7 +23,8 @@ class _Holder:
     in_sync: bool = True
     num_since_asked: int = 0
     """Messages since a snapshot was asked for, that one included; 0 where none is awaited."""
-    hashes: set[int] = field(default_factory=set)
+    hashes: set[int] = field(default_factory=set)  # on its device
+    below: set[int] = field(default_factory=set)  # in its lower tiers
 
 
 class Applied(NamedTuple):
@@ -34,12 +35,13 @@ class Applied(NamedTuple):
 
 
 class PrefixIndex:
-    """Owns the holders of every unit, as one bit mask a unit."""
+    """Owns the holders of every unit, as one bit mask a unit; another where the unit lies below an agent's device."""
 
     def __init__(self) -> None:
         self._holders: dict[str, _Holder] = {}
         self._agent_of_bit: dict[int, str] = {}
         self._masks: dict[int, int] = {}
+        self._masks_below: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._masks)
@@ -63,6 +65,9 @@ class PrefixIndex:
         stored: Iterable[int],
         removed: Iterable[int],
         snapshot: bool = False,
+        *,
+        stored_below: Iterable[int] = (),
+        removed_below: Iterable[int] = (),
     ) -> Applied:
         """Takes one message of the agent's present life; removed units are taken away before stored ones are added.
 
@@ -76,6 +81,8 @@ class PrefixIndex:
         if snapshot:
             self._discard(holder, holder.hashes - (fresh := set(stored)))
             self._add(holder, fresh)
+            below = set(stored_below)
+            self._change_below(holder, below - holder.below, holder.below - below)
             holder.sequence, holder.in_sync, holder.num_since_asked = sequence, True, 0
             return Applied(sequence, False)
         if not holder.in_sync or sequence != holder.sequence + 1:
@@ -85,6 +92,8 @@ class PrefixIndex:
             return Applied(holder.sequence, wanted)
         self._discard(holder, removed)
         self._add(holder, stored)
+        if stored_below or removed_below:
+            self._change_below(holder, stored_below, removed_below)
         holder.sequence = sequence
         return Applied(sequence, False)
 
@@ -93,6 +102,7 @@ class PrefixIndex:
         holder = self._holders.pop(agent_id, None)
         if holder is not None:
             self._discard(holder, set(holder.hashes))
+            self._change_below(holder, (), set(holder.below))
             del self._agent_of_bit[holder.bit]
 
     def lookup(self, block_hashes: Sequence[int]) -> dict[str, int]:
@@ -102,6 +112,21 @@ class PrefixIndex:
         masks = self._masks
         for depth, block_hash in enumerate(block_hashes):
             mask = alive & masks.get(block_hash, 0)
+            if depth and mask != alive:
+                self._note(found, alive & ~mask, depth)
+            alive = mask
+            if not alive:
+                return found
+        if block_hashes:
+            self._note(found, alive, len(block_hashes))
+        return found
+
+    def lookup_all_tiers(self, block_hashes: Sequence[int]) -> dict[str, int]:
+        """The same, where a unit may lie on the device or in any tier below it."""
+        found: dict[str, int] = {}
+        alive = -1
+        for depth, block_hash in enumerate(block_hashes):
+            mask = alive & (self._masks.get(block_hash, 0) | self._masks_below.get(block_hash, 0))
             if depth and mask != alive:
                 self._note(found, alive & ~mask, depth)
             alive = mask
@@ -139,3 +164,17 @@ class PrefixIndex:
                     masks[block_hash] = rest
                 else:
                     del masks[block_hash]
+
+    def _change_below(self, holder: _Holder, stored: Iterable[int], removed: Iterable[int]) -> None:
+        mask, masks = 1 << holder.bit, self._masks_below
+        for block_hash in removed:
+            if block_hash in holder.below:
+                holder.below.discard(block_hash)
+                rest = masks[block_hash] & ~mask
+                if rest:
+                    masks[block_hash] = rest
+                else:
+                    del masks[block_hash]
+        for block_hash in stored:
+            holder.below.add(block_hash)
+            masks[block_hash] = masks.get(block_hash, 0) | mask

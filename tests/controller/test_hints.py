@@ -91,6 +91,23 @@ def test_nothing_is_sent_where_it_would_not_help(two: Any) -> None:
     assert not commands(two, "a") and not commands(two, "b")
 
 
+def test_an_agent_is_told_to_bring_up_what_lies_in_its_lower_tiers(two: Any) -> None:
+    two.cell.apply_kv_events(two.members["a"], 2, (), UNITS, False, stored_below=UNITS)
+    assert two.cell.index.lookup(UNITS) == {} and two.cell.index.lookup_all_tiers(UNITS) == {"a": len(UNITS)}
+    assert two.cell.hints.hint("tiny", UNITS) == ""
+    (command,) = commands(two, "a")
+    assert (command.block_hashes, command.source_address, command.source_ticket) == (UNITS, "", b"")
+    assert command.limit_seconds > 0 and not commands(two, "b")
+
+
+def test_a_waiting_request_has_its_prefix_brought_up(two: Any) -> None:
+    fill(two, 10, 1000)
+    two.cell.apply_kv_events(two.members["a"], 2, (), UNITS, False, stored_below=UNITS)
+    two.ask("waits", prompt_tokens=600, block_hashes=UNITS)
+    (command,) = commands(two, "a")
+    assert command.source_address == "" and not commands(two, "b")
+
+
 def test_the_queue_is_left_to_itself_where_that_is_wanted(two: Any) -> None:
     two.cell.hints.for_queue = False
     fill(two, 1000, 10)

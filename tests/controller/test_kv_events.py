@@ -59,6 +59,8 @@ class Wire:
             message.stored_block_hashes,
             message.removed_block_hashes,
             message.snapshot,
+            stored_below=message.lower_stored_block_hashes,
+            removed_below=message.lower_removed_block_hashes,
         )
         if applied.snapshot_wanted:
             self.feed.want_snapshot()
@@ -66,6 +68,8 @@ class Wire:
     def send(self, unit: int, is_stored: bool, fate: str) -> None:
         """One change, and what becomes of its message."""
         self.journal.take([UNITS[unit]] if is_stored else [], [] if is_stored else [UNITS[unit]])
+        if unit % 2:  # what leaves the device comes below it
+            self.journal.take_below([] if is_stored else [UNITS[unit]], [UNITS[unit]] if is_stored else [])
         self.publish()
         if fate == "lost" and self.waiting:
             self.waiting.pop()
@@ -117,9 +121,17 @@ def test_f19_the_index_equals_what_the_agents_hold(actions: list[tuple[bool, tup
     for wire in wires:
         wire.settle()
         assert held_by(index, wire.agent_id) == wire.journal.held
+        assert index._holders[wire.agent_id].below == wire.journal.held_below
     expected = {unit: {w.agent_id for w in wires if unit in w.journal.held} for unit in range(1, 5)}
     assert {unit: set(index.lookup((unit,))) for unit in range(1, 5)} == expected
     assert len(index) == sum(bool(holders) for holders in expected.values())
+    anywhere = {
+        unit: {w.agent_id for w in wires if unit in w.journal.held | w.journal.held_below} for unit in range(1, 5)
+    }
+    assert {unit: set(index.lookup_all_tiers((unit,))) for unit in range(1, 5)} == anywhere
+    for wire in wires:
+        index.remove_agent(wire.agent_id)
+    assert not index._masks_below and not len(index)
 
 
 def test_a_snapshot_that_was_lost_itself_is_asked_for_again() -> None:

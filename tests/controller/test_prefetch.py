@@ -79,3 +79,23 @@ def test_a_request_of_the_queue_needs_no_hint_where_the_holder_is_free_first() -
     assert "free first" in plan_prefetch(sooner, 4, held, for_queue=True).refused_because
     assert plan_prefetch(later, 4, held, for_queue=True).agent_id == "b"
     assert plan_prefetch(sooner, 4, held).agent_id == "b", "a client's hint spreads the prefix all the same"
+
+
+def test_an_agent_brings_up_what_it_has_itself() -> None:
+    agents = [agent("low", 2.0), agent("idle", 0.1), agent("full", 3.0)]
+    plan = plan_prefetch(agents, 6, {"full": 4, "low": 1}, {"full": 4, "low": 6})
+    assert (plan.agent_id, plan.source_agent_id, plan.source_address, plan.num_units) == ("low", "", "", 6)
+    assert plan.limit_seconds == pytest.approx(0.32), "what computing the five units takes"
+
+
+def test_fetching_more_is_preferred_to_bringing_up_less() -> None:
+    plan = plan_prefetch([agent("low", 0.1), agent("full", 3.0)], 6, {"full": 6}, {"full": 6, "low": 2})
+    assert (plan.agent_id, plan.source_agent_id, plan.num_units) == ("low", "full", 6)
+
+
+def test_of_the_queue_the_agent_that_is_free_first_brings_it_up() -> None:
+    agents, below = [agent("low", 1.0, kv=None), agent("other", 2.0)], {"low": 4, "other": 6}
+    plan = plan_prefetch(agents, 6, {}, below, for_queue=True)
+    assert (plan.agent_id, plan.source_agent_id, plan.num_units) == ("low", "", 4)
+    elsewhere = plan_prefetch([agent("low", 3.0), agent("other", 2.0)], 6, {}, {"low": 4}, for_queue=True)
+    assert not elsewhere.agent_id, "the request will not go there"

@@ -91,8 +91,9 @@ class AgentRegistryServicer(pb_grpc.AgentRegistryServiceServicer):
                 self._cell.index.start_stream(member.agent_id, member.epoch)
                 begun = member
             applied = self._cell.apply_kv_events(
-                member, request.sequence, request.stored_block_hashes, request.removed_block_hashes, request.snapshot
-            )
+                member, request.sequence, request.stored_block_hashes, request.removed_block_hashes, request.snapshot,
+                stored_below=request.lower_stored_block_hashes, removed_below=request.lower_removed_block_hashes,
+            )  # fmt: skip
             if applied.snapshot_wanted:
                 yield pb.PublishKvEventsResponse(
                     snapshot_wanted=True, acknowledged_sequence=applied.acknowledged_sequence
