@@ -1,0 +1,91 @@
+"""Every form in which a plan's steps launch our Triton kernels: what is compiled before the first step. Pure, needs no PyTorch.
+
+A form is what makes a binary: types, alignment and constants. Counts that change from step to step make none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.step_cost import matrices
+
+MIN_TILE_ROWS = 8  # of the product of few rows, whose tiles are powers of two
+# How long each takes to compile, so that the longest come first: seconds on one core of a server, roughly.
+_SECONDS = {"prefill": 2.5, "decode": 1.8, "sample": 1.2, "gemm": 0.6, "rope": 0.5}
+_OTHER_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One launch. `sizes` and `dependent` are the launcher's arguments by kind; see precompile.py."""
+
+    kind: str
+    sizes: tuple[int, ...] = ()
+    dependent: bool = False  # as a kernel that may start before the one before it has ended
+    flag: bool = False  # norm: with a residual; gemm: with a bias
+
+    @property
+    def seconds(self) -> float:
+        """To compile it, roughly."""
+        return _SECONDS.get(self.kind, _OTHER_SECONDS)
+
+
+def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
+    """Each once, the longest to compile first. A deterministic plan's kernels of fixed order are not among them."""
+    sizes = [size for size in plan.graph_batch_sizes if size <= plan.max_num_seqs]
+    found = [*_common(model, dependent=False), Form("unpack"), Form("resolve")]
+    if any(size <= plan.dependent_max_batch for size in sizes):
+        found += _common(model, dependent=True)
+    if not plan.deterministic:
+        found += _attention(plan, sizes)
+        found += _products(model, plan, sizes)
+    return sorted(dict.fromkeys(found), key=lambda form: -form.seconds)
+
+
+def _common(model: ModelConfig, *, dependent: bool) -> Iterator[Form]:
+    for flag in (False, True):
+        yield Form("norm", (model.hidden_size,), dependent, flag)
+    yield Form("silu", (model.intermediate_size,), dependent)
+    yield Form("rope", (model.num_heads, model.num_kv_heads, model.head_dim), dependent)
+    yield Form("sample", (model.vocab_size,), dependent)
+
+
+def _attention(plan: Plan, sizes: list[int]) -> Iterator[Form]:
+    """Beside prompts every bucket runs as in no graph, so never as a dependent launch."""
+    dependent = {plan.decode_for(size) for size in sizes if size <= plan.dependent_max_batch}
+    for early, buckets in ((False, plan.decode_attention), (True, tuple(dependent))):
+        for one in buckets:
+            yield Form("decode", (one.num_splits, one.block_n, one.num_stages, one.num_warps), early)
+    if plan.prefill_attention is not None:
+        one = plan.prefill_attention
+        yield Form("prefill", (one.block_m, one.block_n, one.num_stages, one.num_warps))
+
+
+def _products(model: ModelConfig, plan: Plan, sizes: list[int]) -> Iterator[Form]:
+    """Each entry at every tile that its numbers of rows take; in a step with prompts there may be any number of rows."""
+    dependent = {max(size, plan.min_gemm_rows) for size in sizes if size <= plan.dependent_max_batch}
+    last: dict[tuple[int, int], int] = {}
+    for one in plan.gemm_decode:
+        fewest = last.get((one.n, one.k), 0) + 1
+        last[one.n, one.k] = one.max_rows
+        rows = range(fewest, one.max_rows + 1)
+        launch = (one.block_n, one.block_k, one.num_stages, one.num_warps)
+        for bias in _biases(model, one.n, one.k):
+            for early, counts in ((False, set(rows)), (True, dependent & set(rows))):
+                for tile in {_tile(count) for count in counts}:
+                    yield Form("gemm", (one.n, one.k, tile, *launch), early, bias)
+
+
+def _tile(rows: int) -> int:
+    return max(MIN_TILE_ROWS, 1 << (rows - 1).bit_length())
+
+
+def _biases(model: ModelConfig, n: int, k: int) -> set[bool]:
+    """Whether products of this size have a bias: matrices of one size may differ in it."""
+    qkv, out, up, down = matrices(model)
+    of = [(qkv, model.attention_bias), (out, model.attention_output_bias), (up, False), (down, False)]
+    of.append(((model.vocab_size, model.hidden_size), False))
+    return {bias for size, bias in of if size == (n, k)}

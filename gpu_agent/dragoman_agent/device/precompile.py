@@ -1,0 +1,266 @@
+"""Compiles a plan's Triton kernels in processes of their own while the engine imports PyTorch and reads weights.
+
+    python -m dragoman_agent.device.precompile < order.json
+
+A worker neither imports PyTorch nor touches the device: it runs the launchers on tensors without contents and leaves the
+binaries in Triton's cache, where the first launch finds them. What it cannot compile is left to that launch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dragoman_agent.device.kernel_forms import Form, forms_of
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.tuning import kernel_hash
+
+logger = logging.getLogger(__name__)
+
+MAX_WORKERS = 12
+FORMS_A_WORKER = 2  # fewer are not worth its start
+WAIT_SECONDS = 120.0
+_ROWS = 8  # of a step: no binary depends on it
+
+
+class Compilers:
+    """The workers of one engine process. They end with it: each reads its order and writes nothing back."""
+
+    def __init__(self, workers: list[subprocess.Popen[str]], marker: Path | None) -> None:
+        """`marker` is made when all have done their work: the next start need not look."""
+        self._workers = workers
+        self._marker = marker
+        self._begun = time.monotonic()
+
+    def wait(self) -> None:
+        """Until everything is compiled, at most `WAIT_SECONDS`; what then is missing, its first launch compiles."""
+        if not self._workers:
+            return
+        deadline = time.monotonic() + WAIT_SECONDS
+        codes = []
+        for worker in self._workers:
+            try:
+                codes.append(worker.wait(max(deadline - time.monotonic(), 0.0)))
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                codes.append(worker.wait())
+        self._workers = []
+        seconds = time.monotonic() - self._begun
+        if any(codes):
+            logger.warning("kernels could not all be compiled ahead; they are compiled when first launched")
+            return
+        logger.debug("kernels compiled ahead in %d processes, %.1f s", len(codes), seconds)
+        if self._marker is not None:
+            try:
+                self._marker.parent.mkdir(parents=True, exist_ok=True)
+                self._marker.touch()
+            except OSError as error:
+                logger.debug("cannot note that kernels are compiled: %s", error)
+
+    def close(self) -> None:
+        """End what still runs."""
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+        self._workers = []
+
+
+def start_compilers(model: ModelConfig, plan: Plan, capability: str) -> Compilers:
+    """Workers for every kernel of `plan` on a device of `capability` ("9.0"); none where all was compiled before."""
+    order = order_of(model, plan, capability)
+    marker = _cache_dir() / f"dragoman-{_digest(order)}"
+    if marker.exists():
+        return Compilers([], None)
+    forms = order["forms"]
+    count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) - 1, len(forms) // FORMS_A_WORKER))
+    workers = []
+    for number in range(count):
+        worker = subprocess.Popen(
+            [sys.executable, "-P", "-m", "dragoman_agent.device.precompile"], stdin=subprocess.PIPE, text=True,
+            stdout=subprocess.DEVNULL, stderr=None if logger.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+        )  # fmt: skip
+        assert worker.stdin is not None
+        worker.stdin.write(json.dumps({**order, "forms": forms[number::count]}))
+        worker.stdin.close()
+        workers.append(worker)
+    return Compilers(workers, marker)
+
+
+def order_of(model: ModelConfig, plan: Plan, capability: str) -> dict[str, Any]:
+    """What a worker is told, with all forms."""
+    return {
+        "target": int(capability.replace(".", "")),
+        "page_size": plan.page_size,
+        "eps": model.rms_norm_eps,
+        "qk_norm": model.qk_norm,
+        "heads": [model.num_heads, model.num_kv_heads, model.head_dim],
+        "forms": [dataclasses.asdict(form) for form in forms_of(model, plan)],
+    }
+
+
+def _digest(order: dict[str, Any]) -> str:
+    body = [kernel_hash(), order, sys.version]
+    return hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
+
+
+def _cache_dir() -> Path:
+    """Where Triton keeps binaries; its own rule, since importing it takes a second."""
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+
+
+def compile_forms(order: dict[str, Any]) -> list[Any]:
+    """Compile an order's forms in this process, which must not have imported PyTorch; Triton's compiled kernels."""
+    from triton.backends.compiler import GPUTarget
+
+    from dragoman_kernels.triton.compile_only import compiling, without_torch
+
+    at = _Shapes(without_torch(), order)
+    found: list[Any] = []
+    with compiling(GPUTarget("cuda", order["target"], 32), lambda _, binary, __: found.append(binary)):
+        for form in order["forms"]:
+            one = Form(**{**form, "sizes": tuple(form["sizes"])})
+            _LAUNCH[one.kind](at, one)
+    for binary in found:
+        _build_launcher(binary)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Tensors of the types, alignment and constants that the device's operations pass (cuda_ops.py, torch_steps.py)."""
+
+    torch: Any
+    order: dict[str, Any]
+
+    def tensor(self, *size: int, dtype: str = "bfloat16") -> Any:
+        return self.torch.empty(size, dtype=getattr(self.torch, dtype))
+
+    def ints(self, *size: int) -> Any:
+        return self.tensor(*size, dtype="int32")
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        num_heads, num_kv_heads, head_dim = self.order["heads"]
+        return num_heads, num_kv_heads, head_dim
+
+    def cache(self) -> Any:
+        _, num_kv_heads, head_dim = self.heads
+        return self.tensor(2, num_kv_heads, self.order["page_size"], head_dim)
+
+
+def _norm(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.norm import rms_norm
+
+    x, weight = at.tensor(_ROWS, *form.sizes), at.tensor(*form.sizes)
+    rms_norm(x, weight, at.order["eps"], at.tensor(_ROWS, *form.sizes) if form.flag else None, dependent=form.dependent)
+
+
+def _silu(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.activation import silu_mul
+
+    silu_mul(at.tensor(_ROWS, 2 * form.sizes[0]), dependent=form.dependent)
+
+
+def _rope(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.rope_cache import rope_and_cache
+
+    heads, kv_heads, dim = at.heads
+    angles, norm = at.tensor(64, dim // 2, dtype="float32"), at.tensor(dim) if at.order["qk_norm"] else None
+    rope_and_cache(
+        at.tensor(_ROWS, (heads + 2 * kv_heads) * dim), at.cache(), at.cache(), angles, angles, at.ints(_ROWS),
+        at.ints(_ROWS), heads, norm, norm, at.order["eps"], dependent=form.dependent,
+    )  # fmt: skip
+
+
+def _sample(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
+
+    workspace = SamplingWorkspace(_ROWS, form.sizes[0], at.torch.device("cpu"))
+    floats, draws = at.tensor(_ROWS, dtype="float32"), at.tensor(_ROWS, dtype="float64")
+    logits = at.tensor(_ROWS, *form.sizes)
+    sample_rows(logits, floats, draws, workspace, at.ints(_ROWS), at.ints(_ROWS), dependent=form.dependent)
+
+
+def _decode(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
+
+    heads, _, dim = at.heads
+    splits, block_n, stages, warps = form.sizes
+    workspace = DecodeWorkspace(_ROWS, heads, dim, splits, at.torch.device("cpu"))
+    paged_decode_attention(
+        at.tensor(_ROWS, heads, dim), at.cache(), at.cache(), at.ints(_ROWS, 4), at.ints(_ROWS), workspace, splits,
+        block_n=block_n, num_stages=stages, num_warps=warps, dependent=form.dependent,
+    )  # fmt: skip
+
+
+def _prefill(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
+
+    heads, _, dim = at.heads
+    block_m, block_n, stages, warps = form.sizes
+    paged_prefill_attention(
+        at.tensor(_ROWS, heads, dim), at.cache(), at.cache(), at.ints(1, 4), at.ints(2), at.ints(1), at.ints(1, 2),
+        block_m=block_m, block_n=block_n, num_stages=stages, num_warps=warps,
+    )  # fmt: skip
+
+
+def _gemm(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.gemm_decode import gemm_decode
+
+    n, k, tile, block_n, block_k, stages, warps = form.sizes
+    gemm_decode(
+        at.tensor(tile, k), at.tensor(n, k), at.tensor(n) if form.flag else None, block_n=block_n, block_k=block_k,
+        num_stages=stages, num_warps=warps, dependent=form.dependent,
+    )  # fmt: skip
+
+
+def _unpack(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.step_inputs import StepInputs
+
+    StepInputs(_ROWS, 4, at.torch.device("cpu")).unpack(at.ints(256), at.ints(_ROWS), _ROWS, _ROWS, 4)
+
+
+def _resolve(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.step_inputs import resolve_tokens
+
+    resolve_tokens(at.ints(_ROWS), at.ints(_ROWS))
+
+
+_LAUNCH: dict[str, Callable[[_Shapes, Form], None]] = {
+    "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "decode": _decode, "prefill": _prefill, "gemm": _gemm,
+    "unpack": _unpack, "resolve": _resolve,
+}  # fmt: skip
+
+
+def _build_launcher(binary: Any) -> None:
+    """The C function that passes a kernel's arguments: Triton builds one a signature with the system's compiler."""
+    try:
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(binary.src, binary.metadata)
+    except Exception as error:  # no CUDA library to link with, no compiler: the first launch says what it is
+        logger.debug("no launcher of %s: %s", binary.metadata.name, error)
+
+
+def main() -> int:
+    """One worker."""
+    logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
+    order = json.load(sys.stdin)
+    begun = time.monotonic()
+    found = compile_forms(order)
+    logger.debug("%d kernels of %d forms in %.1f s", len(found), len(order["forms"]), time.monotonic() - begun)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Prints the binaries that the GPU backend asks Triton for, or that are compiled ahead, without a GPU; run by test_precompile.
+
+python -m tests.agent.device.compile_trace device|ahead      a line a binary: hash and name
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+from tests.agent.device.conformance.subjects import gpu_plan
+from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
+
+from dragoman_agent.pal.plan import GemmDecode, Plan
+
+CAPABILITY = "9.0"
+
+
+def plan() -> Plan:
+    """Dependent launch up to 2 sequences; a matrix for all of them and one, which two sizes of tile serve, for some."""
+    gemm = (
+        GemmDecode(n=128, k=64, max_rows=4, block_n=16, block_k=64, num_stages=3, num_warps=2),
+        GemmDecode(n=192, k=64, max_rows=16, block_n=16, block_k=64, num_stages=3, num_warps=2),
+    )
+    return dataclasses.replace(gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2)
+
+
+def of_the_device() -> dict[str, str]:
+    """Load, decode in graphs, a step with prompts of tokens that the step before sampled."""
+    import torch
+    from tests.agent.device.conformance.host_runtime import InterpretedDevice
+    from tests.agent.device.conformance.steps import Part, step_of
+
+    from dragoman_kernels.triton.aot import compiling_for
+
+    class Device(InterpretedDevice):
+        dtype = torch.bfloat16  # nothing is computed: what is compiled would be
+
+    with compiling_for(90) as binaries:
+        device = Device()
+        device.load(TinyModel(), plan(), lambda _: None)
+        for batch in (1, 2, 3, 4):
+            device.submit(step_of([Part([5], 3, [1 + i]) for i in range(batch)], 16)).result()
+        mixed = [Part([5], 3, [1]), Part(list(range(1, 18)), 0, [3, 4])]
+        device.submit(step_of(mixed, 16)).result()
+        return {compiled.hash: name for _, (name, compiled, _) in binaries.items()}
+
+
+def ahead() -> dict[str, str]:
+    """What `precompile` leaves in the cache."""
+    from dragoman_agent.device import precompile
+
+    order = precompile.order_of(CONFIG, plan(), CAPABILITY)
+    return {binary.hash: binary.metadata.name for binary in precompile.compile_forms(order)}
+
+
+if __name__ == "__main__":
+    for digest, name in (of_the_device() if sys.argv[1] == "device" else ahead()).items():
+        print(digest, name)

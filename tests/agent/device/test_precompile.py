@@ -1,0 +1,110 @@
+"""Kernels compiled ahead are those that the device then launches, without PyTorch; who is started when."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
+from tests.agent.device.conformance.tiny_model import CONFIG
+
+from dragoman_agent.device import precompile
+from dragoman_agent.device.kernel_forms import forms_of
+from dragoman_agent.pal.plan import GemmDecode
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def binaries(which: str, cache: Path) -> dict[str, str]:
+    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.agent.device.compile_trace", which], cwd=ROOT, text=True, capture_output=True,
+        env={**environ, "TRITON_CACHE_DIR": str(cache)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+def test_what_the_device_launches_was_compiled_ahead_under_the_same_names(tmp_path: Path) -> None:
+    ahead, device = binaries("ahead", tmp_path), binaries("device", tmp_path)
+    assert len(device) > 20, "graphs with and without dependent launch, prompts, products"
+    assert {name for digest, name in device.items() if digest not in ahead} == set()
+    extra = sorted(name for digest, name in ahead.items() if digest not in device)
+    assert extra == ["_gemm_decode_kernel", "_resolve_kernel"], (
+        "a larger tile beside prompts, tokens of the step before"
+    )
+
+
+def test_forms_follow_the_plan() -> None:
+    plan = gpu_plan("cuda")
+    kinds = [form.kind for form in forms_of(CONFIG, plan)]
+    assert kinds.index("prefill") == 0 and len(set(forms_of(CONFIG, plan))) == len(kinds)
+    assert not any(form.dependent for form in forms_of(CONFIG, plan))
+    early = forms_of(CONFIG, dataclasses.replace(plan, dependent_max_batch=2))
+    assert [form.sizes[0] for form in early if form.kind == "decode" and form.dependent] == [2], "the bucket of 2 alone"
+    kinds = [form.kind for form in forms_of(CONFIG, deterministic_plan("cuda"))]
+    assert "decode" not in kinds and "gemm" not in kinds and "sample" in kinds
+
+
+def test_each_entry_of_the_few_row_product_has_the_tiles_of_its_rows() -> None:
+    gemm = tuple(GemmDecode(128, 64, rows, 16, 64, 3, 2) for rows in (8, 64))
+    model = dataclasses.replace(CONFIG, attention_bias=True)
+    forms = [
+        form for form in forms_of(model, dataclasses.replace(gpu_plan("cuda"), gemm_decode=gemm)) if form.kind == "gemm"
+    ]
+    assert sorted((form.sizes[2], form.flag) for form in forms) == [(8, True), (16, True), (32, True), (64, True)]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Workers that note their forms and end with the exit code of `code`; `TRITON_CACHE_DIR` is empty."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    begun: list[list[str]] = []
+    script = f"import sys; open(f'{tmp_path}/{{id(sys)}}-{{__import__(\"os\").getpid()}}', 'w').write(sys.stdin.read()); sys.exit(int(open('{tmp_path}/code').read()))"  # fmt: skip
+    (tmp_path / "code").write_text("0")
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: object) -> object:
+        begun.append(command)
+        return popen([sys.executable, "-S", "-c", script], **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return begun
+
+
+def test_workers_share_the_forms_and_the_next_start_needs_none(started: list[list[str]], tmp_path: Path) -> None:
+    plan = gpu_plan("cuda")
+    precompile.start_compilers(CONFIG, plan, "9.0").wait()
+    assert len(started) == 4, "one core is left to the engine"
+    orders = [json.loads(path.read_text()) for path in tmp_path.glob("*-*") if path.is_file()]
+    whole = json.loads(json.dumps(precompile.order_of(CONFIG, plan, "9.0")))
+    assert sorted(str(form) for order in orders for form in order["forms"]) == sorted(map(str, whole["forms"]))
+    precompile.start_compilers(CONFIG, plan, "9.0").wait()
+    assert len(started) == 4
+    precompile.start_compilers(CONFIG, plan, "8.0").wait()
+    assert len(started) == 8, "another architecture is another cache"
+
+
+def test_a_worker_that_fails_costs_only_the_time(
+    started: list[list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "code").write_text("3")
+    precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").wait()
+    assert "compiled when first launched" in caplog.text
+    precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").close()
+    assert len(started) == 8, "tried again at the next start"
+
+
+def test_a_worker_that_hangs_is_ended(
+    started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precompile, "WAIT_SECONDS", 0.0)
+    compilers = precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0")
+    compilers.wait()
+    compilers.wait()
