@@ -30,6 +30,7 @@ from dragoman_agent.device.checks import check_batch, check_loadable
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.device.cuda_weights import load_weights
+from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
@@ -133,6 +134,7 @@ class CudaDevice:
         )
         cos, sin = ((table * factor).float().to(device) for table in (angles.cos(), angles.sin()))
         rows = max(plan.max_num_seqs, plan.min_gemm_rows)
+        self._stream: Stream = self._runtime.new_stream()
         self._ops = self._make_ops(cos, sin, rows)
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
@@ -143,7 +145,6 @@ class CudaDevice:
         self._packed = torch.zeros(words, dtype=torch.int32, device=device)
         self._serial = 0
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
-        self._stream: Stream = self._runtime.new_stream()
         self._graphs: dict[int, tuple[Graph, torch.Tensor]] = {}
 
     def _make_ops(self, cos: torch.Tensor, sin: torch.Tensor, num_rows: int) -> CudaOps:
@@ -153,7 +154,17 @@ class CudaDevice:
             return FixedOps(cos, sin, prefill, plan, config, num_rows)
         parts = _max_num_parts(plan, num_rows)
         workspace = DecodeWorkspace(parts, config.num_heads, config.head_dim, 1, self._device)
-        return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace)
+        return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace, self._make_library())
+
+    def _make_library(self) -> CudnnAttention | None:
+        config, plan = self._config, self._plan
+        if plan.library_prefill is None:
+            return None
+        sizes = AttentionSizes(
+            config.num_heads, config.num_kv_heads, config.head_dim, plan.page_size, plan.num_blocks,
+            plan.library_prefill.max_num_seqs, plan.max_batch_tokens, plan.max_context_tokens,
+        )  # fmt: skip
+        return CudnnAttention(sizes, self._stream)
 
     def _warm_up(self, progress: ProgressFn) -> None:
         """Compile the kernels with a prefill and a decode step, then capture the graphs, largest first."""
@@ -379,6 +390,13 @@ class CudaDevice:
         sample_rows(logits, temperatures, draws, self._sampling, self._results[0], self._results[1])
         return logits, hidden[num_rows:]
 
+    def _library_for(self, query_starts: Int32Array) -> CudnnAttention | None:
+        """The library where it attends the prompts that start at `query_starts`."""
+        chosen, library = self._plan.library_prefill, self._ops.library
+        if chosen is None or library is None or query_starts[-1] < chosen.min_tokens:
+            return None
+        return library if library.sizes.can_run(query_starts) else None
+
     def _mixed_inputs(self, batch: StepBatch, slot: StepSlot) -> tuple[CudaStep, torch.Tensor, torch.Tensor]:
         num_queries = np.diff(batch.query_starts)
         others = np.flatnonzero(num_queries > 1)
@@ -400,6 +418,9 @@ class CudaDevice:
             "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
             "work": prefill_work_list(starts, lens, self._ops.queries_an_item).ravel() if len(lens) else lens,
         }
+        library = self._library_for(starts)
+        if library is not None:
+            parts["library"] = library.sizes.words(starts, lens)
         ends = np.cumsum([len(part) for part in parts.values()])
         words = int(ends[-1])
         if words > len(self._packed):
@@ -420,8 +441,9 @@ class CudaDevice:
             )
         if len(lens):
             prefill = PrefillPart(
-                tables[num_decodes:], views["starts"], views["context_lens"][num_decodes:], views["work"].view(-1, 2)
-            )
+                tables[num_decodes:], views["starts"], views["context_lens"][num_decodes:], views["work"].view(-1, 2),
+                None if library is None else library.part(views["library"], tables[num_decodes:]),
+            )  # fmt: skip
         step = CudaStep(views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill)
         return step, views["temperatures"].view(torch.float32), views["uniforms"].view(torch.float64)
 

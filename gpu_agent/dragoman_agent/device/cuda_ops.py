@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from dragoman_agent.device.cuda_library import CudnnAttention, LibraryPart
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
@@ -37,6 +38,7 @@ class PrefillPart:
     query_starts: Tensor  # int32 [num_seqs + 1], 0 at the first of their tokens
     context_lens: Tensor  # int32 [num_seqs]
     work_list: Tensor  # int32 [num_items, 2]
+    library: LibraryPart | None = None  # where the library attends
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,16 @@ class CudaOps:
         prefill: PrefillAttention,
         gemm: Sequence[GemmDecode],
         workspace: DecodeWorkspace | None,
+        library: CudnnAttention | None = None,
     ) -> None:
-        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device; `workspace` of decode attention."""
+        """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device; `workspace` of decode attention;
+        `library` for the prompts of steps that come with a part for it.
+        """
         self._cos, self._sin = cos, sin
         self.prefill = prefill
         self.queries_an_item = prefill.block_m  # of the work list of prefill
         self._workspace = workspace
+        self.library = library
         self.dependent = False  # of the step that is queued: a kernel may start before the one before has ended
         self._gemm: dict[tuple[int, ...], list[GemmDecode]] = {}
         for choice in gemm:
@@ -114,6 +120,8 @@ class CudaOps:
         decode, prefill = step.decode, step.prefill
         if decode is not None and prefill is None and len(decode.context_lens) == len(q):
             return self._decode(q, keys, values, decode).view(len(q), -1)
+        if decode is None and prefill is not None:
+            return self._prefill(q, keys, values, prefill).view(len(q), -1)
         out = torch.empty_like(q) if prefill is not None else torch.zeros_like(q)  # padding rows stay zero
         num_decodes = len(decode.context_lens) if decode is not None else 0
         if decode is not None:
@@ -123,6 +131,10 @@ class CudaOps:
         return out.view(len(q), -1)
 
     def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, part: PrefillPart) -> Tensor:
+        if part.library is not None and self.library is not None:
+            out = torch.empty_like(q)
+            self.library.run(q, keys, values, part.library, out)
+            return out
         launch = self.prefill
         return paged_prefill_attention(
             q, keys, values, part.block_tables, part.query_starts, part.context_lens, part.work_list,

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as functional
 
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
+from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.model.config import ModelConfig, RopeScaling
 from dragoman_agent.model.layers import PagedCache
@@ -153,6 +154,24 @@ def _prefill(case: Case, device: torch.device, cold: int) -> list[Call]:
     ]
 
 
+def _prefill_library(case: Case, device: torch.device, cold: int) -> list[Call]:
+    shape = case["shape"]
+    tokens, context = shape["tokens"], shape["context"]
+    if not cold:
+        return [lambda: None]  # its kernels are built in the process that runs them
+    caches = _caches(shape, device, 1, 0)
+    sizes = AttentionSizes(
+        shape["num_heads"], shape["num_kv_heads"], shape["head_dim"], shape["page_size"], caches[0][0].shape[0], 1, tokens,
+        context,
+    )  # fmt: skip
+    library = CudnnAttention(sizes, torch.cuda.current_stream(device))
+    q = _randn(device, tokens, shape["num_heads"], shape["head_dim"])
+    out = torch.empty_like(q)
+    words = sizes.words(np.array([0, tokens], dtype=np.int32), np.array([context], dtype=np.int32))
+    part = library.part(torch.from_numpy(words).to(device), caches[0][2])
+    return [lambda k=k, v=v: library.run(q, k, v, part, out) for k, v, _ in caches]  # type: ignore[misc]
+
+
 def _rms_norm(case: Case, device: torch.device, cold: int) -> list[Call]:
     tokens, width = case["shape"]["tokens"], case["shape"]["width"]
     x, weight = _randn(device, tokens, width), _randn(device, width)
@@ -238,6 +257,7 @@ _BUILDERS: dict[str, Callable[[Case, torch.device, int], list[Call]]] = {
     "gemm": _gemm,
     "decode-attention": _decode,
     "prefill-attention": _prefill,
+    "prefill-library": _prefill_library,
     "rms-norm": _rms_norm,
     "add-rms-norm": _rms_norm,
     "silu-mul": _silu_mul,

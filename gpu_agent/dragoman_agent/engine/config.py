@@ -9,7 +9,15 @@ from typing import Any
 
 from dragoman.step_model import StepModel
 from dragoman_agent.cache.tier_choice import TierSizes
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, MemoryLine, Plan, PrefillAttention
+from dragoman_agent.pal.plan import (
+    DecodeAttention,
+    GemmDecode,
+    GemmFixed,
+    LibraryPrefill,
+    MemoryLine,
+    Plan,
+    PrefillAttention,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ def _plan(value: Any) -> Plan:
     _check_keys("plan", value, Plan, required={f.name for f in fields(Plan)})
     _check_keys("step model", value["step_model"], StepModel, required={f.name for f in fields(StepModel)})
     step_model: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value["step_model"].items()}
-    prefill = value["prefill_attention"]
+    prefill, library = value["prefill_attention"], value["library_prefill"]
     nested = {
         "memory": _each("memory line", value["memory"], MemoryLine),
         "step_model": StepModel(**step_model),
@@ -62,6 +70,7 @@ def _plan(value: Any) -> Plan:
         "gemm_decode": _each("few-row product", value["gemm_decode"], GemmDecode),
         "gemm_fixed": _each("product in fixed order", value["gemm_fixed"], GemmFixed),
         "prefill_attention": None if prefill is None else _each("prefill attention", [prefill], PrefillAttention)[0],
+        "library_prefill": None if library is None else _each("library prefill", [library], LibraryPrefill)[0],
     }
     return Plan(**{**value, **nested})
 

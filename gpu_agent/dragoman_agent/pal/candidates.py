@@ -28,6 +28,8 @@ _NUM_VARIED, _VARIED_BATCH = 2, 32  # launches that are tried with other numbers
 _NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 64, 256)
 _TIMED_CHUNKS = (1024, 4096)
+LIBRARY_CAPABILITY = (8, 0)  # from which on cuDNN has attention over pages
+LIBRARY_TOKENS = (1024, 2048, 4096, 8192)  # prompts at which a library's attention is compared with our own
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,11 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
     for launch, length in itertools.product(options, lengths):
         tokens = min(length, plan.max_batch_tokens, plan.max_context_tokens)
         yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, tokens)
+    if times.rates.capability >= LIBRARY_CAPABILITY and options:
+        for length in LIBRARY_TOKENS:
+            tokens = min(length, plan.max_context_tokens)
+            yield step_cost.library_prefill_call(model, plan.page_size, tokens, tokens)
+            yield step_cost.prefill_attention_call(model, plan.page_size, options[0], tokens, tokens)
 
 
 def _page_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:

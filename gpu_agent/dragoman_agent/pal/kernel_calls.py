@@ -15,17 +15,27 @@ from dragoman_kernels.triton.contracts import TRITON_CONTRACTS
 from dragoman_kernels.triton.launches import DecodeLaunch, GemmLaunch, PrefillLaunch
 
 KernelKind = Literal[
-    "decode-attention", "prefill-attention", "gemm", "rms-norm", "add-rms-norm", "silu-mul", "rope-cache", "sample"
+    "decode-attention",
+    "prefill-attention",
+    "prefill-library",
+    "gemm",
+    "rms-norm",
+    "add-rms-norm",
+    "silu-mul",
+    "rope-cache",
+    "sample",
 ]
 Config = DecodeAttention | PrefillAttention | GemmLaunch | None
 
 # Fitted to a library's products of 1 to 2,048 rows on an H200 (performance tables of 15 shapes, most within 20 %).
 _GEMM_TILE = 64  # rows and columns of an output tile
 _GEMM_PIECE = 512  # inputs under which a tile is not cut further
+_LIBRARY_ATTENTION_SHARE = 0.7  # of the matrix rate: cuDNN at 8,192 tokens on an H200; what is timed corrects it
 # What varies within a family of calls; the rest of a shape names the family.
 _VARYING = {
     "decode-attention": ("batch", "context"),
     "prefill-attention": ("tokens", "context"),
+    "prefill-library": ("tokens", "context"),
     "gemm": ("m", ""),
     "sample": ("rows", ""),
 }
@@ -40,6 +50,7 @@ _ATTENTION = ("num_heads", "num_kv_heads", "head_dim", "page_size")
 _PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "decode-attention": (_ATTENTION, ("batch",), ("context",)),
     "prefill-attention": (_ATTENTION, ("tokens",), ("context",)),
+    "prefill-library": (_ATTENTION, ("tokens",), ("context",)),
     "gemm": (("m",), ("n",), ("k",)),
     "rms-norm": (("tokens",), ("width",)),
     "add-rms-norm": (("tokens",), ("width",)),
@@ -135,6 +146,8 @@ def predicted_seconds(rates: Rates, call: KernelCall) -> float:
         chosen = call.config
         work = PrefillLaunch(chosen.block_m, chosen.block_n, chosen.num_warps, chosen.num_stages)
         return prefill_seconds(rates, _attention_shape(shape), work, shape["tokens"], shape["context"])
+    if call.kind == "prefill-library":
+        return _library_prefill_seconds(rates, shape)
     if call.kind == "gemm":
         return gemm_seconds(rates, shape["m"], shape["n"], shape["k"])
     if call.kind == "sample":
@@ -158,6 +171,13 @@ def gemm_seconds(rates: Rates, m: int, n: int, k: int) -> float:
     rate = rates.matmul_rate * min(1.0, pieces / rates.num_multiprocessors)
     moved = 2 * (n * k + m * k + m * n)
     return rates.phase_seconds + max(moved / rates.phase_rate, 2 * m * n * k / rate)
+
+
+def _library_prefill_seconds(rates: Rates, shape: Mapping[str, int]) -> float:
+    """Of a library's causal attention: its share of the matrix rate, above what the longest row of tiles takes."""
+    tokens, context, heads = shape["tokens"], shape["context"], shape["num_heads"]
+    operations = 4 * heads * shape["head_dim"] * (tokens * (context - tokens) + tokens * tokens / 2)
+    return rates.phase_seconds + 2 * rates.latency_seconds + operations / (_LIBRARY_ATTENTION_SHARE * rates.matmul_rate)
 
 
 def contract(name: str) -> KernelContract:

@@ -76,6 +76,15 @@ class PrefillAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryPrefill:
+    """Steps that compute prompts by a library's attention; the others by our own."""
+
+    library: Literal["cudnn"]
+    min_tokens: int  # prompt tokens of a step from which on it is the library's
+    max_num_seqs: int  # prompts of a step that the library is set up for
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to run and how. Counts are tokens, sequences or blocks; sizes say their unit.
 
@@ -100,6 +109,7 @@ class Plan:
     device_index: int = 0  # among devices of its kind
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
     prefill_attention: PrefillAttention | None = None
+    library_prefill: LibraryPrefill | None = None
     min_gemm_rows: int = 1  # rows that matrix products are padded to
     gemm_decode: tuple[GemmDecode, ...] = ()  # by matrix and ascending max_rows; the library where none holds the rows
     dependent_max_batch: int = 0  # in decode of batches up to this, kernels may start before the one before has ended

@@ -69,6 +69,15 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
             PlanField(f"prefill_{name}", getattr(plan.prefill_attention, name), "prefill-attention")
             for name in ("variant", "block_m", "block_n", "num_warps", "num_stages")
         )
+    if plan.library_prefill is not None:
+        fields.extend(
+            PlanField(f"library_prefill_{name}", value, "library-prefill", unit)
+            for name, value, unit in (
+                ("library", plan.library_prefill.library, ""),
+                ("min_tokens", plan.library_prefill.min_tokens, "tokens"),
+                ("max_num_seqs", plan.library_prefill.max_num_seqs, ""),
+            )
+        )
     return [
         *fields,
         PlanField("min_gemm_rows", plan.min_gemm_rows, "gemm-rows"),

@@ -11,7 +11,7 @@ from dragoman_agent.pal.candidates import FEW_ROWS, GEMM_ROWS, PROMPT_TOKENS, co
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import Limits, profile_inputs
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention, decode_for
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, LibraryPrefill, PrefillAttention, decode_for
 from dragoman_agent.pal.planner_memory import sequence_bytes, spare_bytes, token_bytes
 from dragoman_agent.pal.profile import Profile
 from dragoman_kernels.triton.launches import GemmLaunch
@@ -22,7 +22,7 @@ _MIN_GAIN = 0.2  # in tokens a second, for which every stream may get slower by 
 _SHORT_CONTEXT = 256  # at which streams begin
 _SEQS = (8, 16, 32, 64, 128, 256, 512)
 _CHUNKS = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
-_NEAR_BEST = 0.97  # of the best prefill rate: a longer chunk only delays others
+_NEAR_BEST = 0.99  # of the best prefill rate: a longer chunk only delays others
 _CHUNK_SHARE = 8  # of the memory that weights leave, at most one part for a chunk's activations
 _MAX_PADDING_COST = 0.01  # of a step, for rows that nobody asked for
 _GRAPH_NODE_BYTES = 40 << 10  # what was allowed for on an H200; no driver call says what a node takes
@@ -177,7 +177,13 @@ def _library_where_it_wins(chosen: Sequence[GemmDecode]) -> tuple[GemmDecode, ..
 
 
 def choose_chunk(
-    shape: StepShape, prefill: PrefillAttention, max_num_seqs: int, limits: Limits, profile: Profile, off: str | None
+    shape: StepShape,
+    prefill: PrefillAttention,
+    max_num_seqs: int,
+    limits: Limits,
+    profile: Profile,
+    off: str | None,
+    library: LibraryPrefill | None = None,
 ) -> tuple[int, Decision]:
     """Tokens of a step: the fewest that reach nearly the best prefill rate (compute-limited), within what the latency
     target leaves (S2 of the product: min of both), and room for a prompt beside a full batch.
@@ -188,7 +194,7 @@ def choose_chunk(
         return chosen, Decision("step-tokens", f"{chosen}", off, unit="tokens")
     model, times = shape.model, shape.times
     seconds = {
-        tokens: step_cost.prefill_step_seconds(times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS)
+        tokens: step_cost.prefill_step_seconds(times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library)
         for tokens in _CHUNKS
     }
     alone = shape.seconds(1, _SHORT_CONTEXT)
@@ -211,7 +217,7 @@ def choose_chunk(
         Candidate(f"{tokens}", step, "" if tokens == chosen else _chunk_reason(tokens, step, best_rate, target))
         for tokens, step in seconds.items()
     )
-    predicted = step_cost.prefill_step_seconds(times, model, shape.page_size, prefill, chosen, PROMPT_TOKENS)
+    predicted = step_cost.prefill_step_seconds(times, model, shape.page_size, prefill, chosen, PROMPT_TOKENS, library)
     inputs = profile_inputs(profile, "compute.matmul_bfloat16", "memory.read_bandwidth", "scheduling.phase")
     return chosen, Decision("step-tokens", f"{chosen}", reason, inputs, candidates, predicted, unit="s")
 

@@ -12,7 +12,7 @@ from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.layer_timing import LayerCase, LayerChoices, layer_cases, layer_seconds
 from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, optional, profile_inputs
-from dragoman_agent.pal.plan import GemmDecode, GemmFixed, Plan, PrefillAttention, Reduction
+from dragoman_agent.pal.plan import GemmDecode, GemmFixed, LibraryPrefill, Plan, PrefillAttention, Reduction
 from dragoman_agent.pal.planner_attention import (
     DecodeChoice,
     Maker,
@@ -34,6 +34,7 @@ from dragoman_agent.pal.planner_batch import (
 )
 from dragoman_agent.pal.planner_dependent import Dependent, choose_dependent_launch, has_dependent_launch
 from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixed_gemm, fixed_parts_bytes
+from dragoman_agent.pal.planner_library import choose_library_prefill
 from dragoman_agent.pal.planner_memory import (
     Sizes,
     choose_blocks,
@@ -70,6 +71,7 @@ class _Chosen:
     decode: DecodeChoice
     reduction: Reduction
     prefill: PrefillAttention
+    library: LibraryPrefill | None
     chunk: int
     graphs: tuple[int, ...]
     question: LayerQuestion
@@ -88,7 +90,7 @@ def plan_cuda(
     times = KernelTimes(rates_of(profile), timings)
     chosen, shape, decisions = _choose(profile, model, limits, switches, times, timings)
     shared, shared_decision = _shared_memory(profile, model, chosen)
-    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk)
+    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk, chosen.library)
     prefetch, moving = choose_prefetch(profile, model, step_model.prefill_tokens_per_second, switches)
     offload = moving[0].chosen == "yes"
     sizes = _sizes(model, times, chosen, copy_bytes(limits, offload=offload))
@@ -115,6 +117,7 @@ def plan_cuda(
         device_index=profile.device.index,
         decode_attention=chosen.decode.attention,
         prefill_attention=chosen.prefill,
+        library_prefill=chosen.library,
         min_gemm_rows=chosen.gemm_rows,
         gemm_decode=chosen.gemm,
         dependent_max_batch=chosen.dependent.max_batch,
@@ -145,7 +148,13 @@ def wanted_layers(
     return list({case.key: case for case in cases}.values())
 
 
-def predict_cuda(shape: StepShape, prefill: PrefillAttention, graphs: tuple[int, ...], chunk: int) -> StepModel:
+def predict_cuda(
+    shape: StepShape,
+    prefill: PrefillAttention,
+    graphs: tuple[int, ...],
+    chunk: int,
+    library: LibraryPrefill | None = None,
+) -> StepModel:
     """t = sum over the kernels of a step of phase + max(bytes / rate, operations / rate), over batch and context.
 
     Batches are those with a graph, since others are padded to one. Where whole steps were timed, the sum is corrected
@@ -166,7 +175,9 @@ def predict_cuda(shape: StepShape, prefill: PrefillAttention, graphs: tuple[int,
         return padded(batch, context) * times.step_ratio(model.name, timed, batch, context)
 
     def prompts(tokens: int) -> float:
-        on_device = step_cost.prefill_step_seconds(times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS)
+        on_device = step_cost.prefill_step_seconds(
+            times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library
+        )
         # Outside a graph the host launches kernel by kernel, and a small step waits for it.
         return max(on_device, step_cost.num_kernels(model) * times.rates.python_launch_seconds)
 
@@ -206,6 +217,7 @@ def _choose(
         products, told = choose_products(question, timings, (rows_decision, gemm_decision))
         (rows, gemm), (rows_decision, gemm_decision) = (products.min_rows, products.gemm), told
     gemm_fixed: tuple[GemmFixed, ...] = ()
+    fixed = _FIXED if limits.deterministic else None
     if limits.deterministic:
         rows, rows_decision, gemm = 1, Decision("gemm-rows", "1", _FIXED, unit="rows"), ()
         gemm_fixed, gemm_decision = choose_fixed_gemm(profile, model)
@@ -213,19 +225,19 @@ def _choose(
         decode = DecodeChoice(buckets, burst=False)
         decode_decisions = [Decision("decode-attention", "", prefill_decision.reason), Decision("burst", "no", _FIXED)]
     shape = StepShape(model, times, page_size, decode.attention, rows, gemm)
-    chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off)
+    library, library_decision = choose_library_prefill(maker, page_size, prefill, tuning_off or fixed)
+    chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
     reduction, reduction_decision = choose_reduction(maker, page_size, decode.attention[0], tuning_off)
     timed = layer_seconds(timings, model, LayerChoices(page_size, decode.attention, rows, gemm), num_seqs)
-    fixed = _FIXED if limits.deterministic else None
     dependent, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off or fixed)
     shape = replace(shape, attention=decode.attention, dependent_gains=dependent.gains)
     matmul = "matrix products in one order" if limits.deterministic else "the library's matrix products"
     decisions = [
         Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights and KV in bfloat16"),
-        page_decision, context_decision, seqs_decision, *decode_decisions, prefill_decision, rows_decision, gemm_decision,
-        dependent_decision, chunk_decision, graphs_decision, reduction_decision,
+        page_decision, context_decision, seqs_decision, *decode_decisions, prefill_decision, library_decision, rows_decision,
+        gemm_decision, dependent_decision, chunk_decision, graphs_decision, reduction_decision,
     ]  # fmt: skip
     return (
         _Chosen(
@@ -238,6 +250,7 @@ def _choose(
             decode,
             reduction,
             prefill,
+            library,
             chunk,
             graphs,
             question,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.kernel_calls import KernelCall
 from dragoman_agent.pal.kernel_times import KernelTimes
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, LibraryPrefill, PrefillAttention
 from dragoman_kernels.triton.launches import GemmLaunch
 
 # Around the model a step runs: metadata in, spread over the static arrays, embedding rows, results out.
@@ -74,6 +74,11 @@ def prefill_attention_call(
     return KernelCall("prefill-attention", {**_heads(model, page_size), "tokens": tokens, "context": context}, config)
 
 
+def library_prefill_call(model: ModelConfig, page_size: int, tokens: int, context: int) -> KernelCall:
+    """The same by a library."""
+    return KernelCall("prefill-library", {**_heads(model, page_size), "tokens": tokens, "context": context})
+
+
 def decode_step_seconds(
     times: KernelTimes,
     model: ModelConfig,
@@ -98,12 +103,20 @@ def padded_seconds(times: KernelTimes, model: ModelConfig, rows: int, choices: S
 
 
 def prefill_step_seconds(
-    times: KernelTimes, model: ModelConfig, page_size: int, config: PrefillAttention, tokens: int, prompt: int
+    times: KernelTimes,
+    model: ModelConfig,
+    page_size: int,
+    config: PrefillAttention,
+    tokens: int,
+    prompt: int,
+    library: LibraryPrefill | None = None,
 ) -> float:
     """A step of `tokens` prompt tokens, whole prompts of `prompt` tokens; longer ones than the step count as one of it."""
     each = min(prompt, tokens)
     sequences = max(tokens / each, 1.0)
     call = prefill_attention_call(model, page_size, config, each, each)
+    if library is not None and library.min_tokens <= tokens <= each * library.max_num_seqs:
+        call = library_prefill_call(model, page_size, each, each)
     rates = times.rates
     # Sequences share one launch: its phase counts once.
     attention = rates.phase_seconds + sequences * max(times.seconds(call) - rates.phase_seconds, 0.0)

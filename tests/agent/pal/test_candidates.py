@@ -62,7 +62,8 @@ def test_what_is_to_be_timed_covers_every_kernel_of_the_plans_steps(name: str, c
     keys = {case.key for case in cases}
     assert len(keys) == len(cases) <= 500
     assert {case.kind for case in cases} == {
-        "decode-attention", "prefill-attention", "gemm", "rms-norm", "add-rms-norm", "silu-mul", "rope-cache", "sample",
+        "decode-attention", "prefill-attention", "prefill-library", "gemm", "rms-norm", "add-rms-norm", "silu-mul",
+        "rope-cache", "sample",
     }  # fmt: skip
     for batch in (1, 8, 64, 256):
         config = plan.decode_for(batch)

@@ -5,7 +5,7 @@ import dataclasses
 from dragoman.step_model import StepModel
 from dragoman_agent.pal.decisions import Candidate, Decision, Input
 from dragoman_agent.pal.messages import decision_to_proto, plan_to_proto
-from dragoman_agent.pal.plan import DecodeAttention, GemmFixed, MemoryLine, Plan, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmFixed, LibraryPrefill, MemoryLine, Plan, PrefillAttention
 from dragoman_agent.pal.plan_fields import plan_fields
 
 PLAN = Plan(
@@ -17,9 +17,10 @@ PLAN = Plan(
     prefill_attention=PrefillAttention("paged", 128, 64, 8, 2), min_gemm_rows=8, dependent_max_batch=8, burst=True,
     reduction="shared", shared_memory_bytes=99 << 10, prefetch=True, switches_off=("arena", "link_policy"),
     deterministic=True, gemm_fixed=(GemmFixed(96, 32, 64, 64, 128, 3, 4),), attention_part_tokens=256,
+    library_prefill=LibraryPrefill("cudnn", 2048, 16),
 )  # fmt: skip
 # How the nested fields of a plan are spread, and what is a message of its own.
-SPREAD = {"decode_attention": "decode_num_splits", "prefill_attention": "prefill_variant"}
+SPREAD = {"decode_attention": "decode_num_splits", "prefill_attention": "prefill_variant", "library_prefill": "library_prefill_library"}
 ELSEWHERE = {"memory", "step_model", "model_name", "num_threads", "pal"}
 
 
@@ -41,6 +42,8 @@ def test_values_lists_and_labels_arrive() -> None:
     assert fields["prefill_block_m"].number == 128
     assert list(fields["gemm_fixed"].numbers.labels) == ["96x32-m64-n64-k128-g3-w4"]
     assert fields["attention_part_tokens"].number == 256
+    assert fields["library_prefill_library"].text == "cudnn"
+    assert (fields["library_prefill_min_tokens"].number, fields["library_prefill_min_tokens"].unit) == (2048, "tokens")
     assert fields["dependent_max_batch"].number == 8
     assert fields["reduction"].text == "shared"
     assert fields["switches_off"].text == "arena, link_policy"

@@ -1,0 +1,73 @@
+"""From how many prompt tokens on a step attends by a library instead of by our own kernel. Pure."""
+
+from __future__ import annotations
+
+from dragoman_agent.pal import step_cost
+from dragoman_agent.pal.candidates import LIBRARY_CAPABILITY, LIBRARY_TOKENS
+from dragoman_agent.pal.decisions import Candidate, Decision
+from dragoman_agent.pal.limits import profile_inputs
+from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention
+from dragoman_agent.pal.planner_attention import Maker
+
+_MAX_NUM_SEQS = 16  # prompts of a step: what the library is set up for costs blocks that find nothing to do
+_WORTH = 0.97  # of our own kernel's seconds: the library's first use costs a start up to a second
+_PYTHON_LAUNCHES = (
+    4  # host time of one call of the library in those of a kernel of ours (40 and 10 us on an H200 machine)
+)
+
+
+def choose_library_prefill(
+    maker: Maker, page_size: int, own: PrefillAttention, off: str | None
+) -> tuple[LibraryPrefill | None, Decision]:
+    """The fewest tokens at which the library was timed quicker than `own`, and at which a step takes the device longer than
+    the host takes to hand it over with the library's calls in it.
+    """
+    inputs = profile_inputs(maker.profile, "compute.matmul_bfloat16")
+    subject = "library-prefill"
+    if off:
+        return None, Decision(subject, "none", off, inputs)
+    if maker.times.rates.capability < LIBRARY_CAPABILITY:
+        reason = (
+            f"cuDNN's attention over pages needs compute capability {LIBRARY_CAPABILITY[0]}.{LIBRARY_CAPABILITY[1]}"
+        )
+        return None, Decision(subject, "none", reason, inputs)
+    compared = _compared(maker, page_size, own)
+    if not compared:
+        return None, Decision(subject, "none", "cuDNN's attention was not timed on this device", inputs)
+    candidates = tuple(
+        Candidate(f"{name} at {tokens}", seconds)
+        for tokens, (theirs, ours) in compared.items()
+        for name, seconds in (("cudnn", theirs), ("own", ours))
+    )
+    for tokens, (theirs, ours) in compared.items():
+        if theirs <= _WORTH * ours and _host_seconds(maker) <= _step_seconds(maker, page_size, own, tokens):
+            reason = (
+                f"timed {1 - theirs / ours:.0%} quicker than our kernel at {tokens} tokens, where a step takes the device longer "
+                "than the host needs to hand it over"
+            )
+            chosen = LibraryPrefill("cudnn", tokens, _MAX_NUM_SEQS)
+            return chosen, Decision(subject, f"cudnn from {tokens}", reason, inputs, candidates, theirs, unit="s")
+    reason = "our own kernel is as quick where a step takes the device longer than the host needs to hand it over"
+    return None, Decision(subject, "none", reason, inputs, candidates)
+
+
+def _compared(maker: Maker, page_size: int, own: PrefillAttention) -> dict[int, tuple[float, float]]:
+    """(the library's seconds, ours) by tokens of one prompt, where the library was timed."""
+    found = {}
+    for length in LIBRARY_TOKENS:
+        tokens = min(length, maker.model.max_context_tokens)
+        theirs = maker.times.measured(step_cost.library_prefill_call(maker.model, page_size, tokens, tokens))
+        if theirs is not None:
+            ours = maker.times.seconds(step_cost.prefill_attention_call(maker.model, page_size, own, tokens, tokens))
+            found[tokens] = (theirs, ours)
+    return found
+
+
+def _host_seconds(maker: Maker) -> float:
+    """Of handing a step over, kernel by kernel."""
+    launches = step_cost.num_kernels(maker.model) + (_PYTHON_LAUNCHES - 1) * maker.model.num_layers
+    return launches * maker.times.rates.python_launch_seconds
+
+
+def _step_seconds(maker: Maker, page_size: int, own: PrefillAttention, tokens: int) -> float:
+    return step_cost.prefill_step_seconds(maker.times, maker.model, page_size, own, tokens, tokens)
