@@ -178,8 +178,8 @@ def test_pal_off_is_the_fixed_configuration_on_every_card(card: Card, shapes: Sh
     [
         ("arena", {"kv-blocks"}),
         ("launch_tuning", {"decode-attention", "prefill-attention", "library-prefill", "gemm-rows", "gemm-decode", "graphs", "dependent-launch", "burst", "reduction"}),
-        ("async_copy", {"offload", "prefetch"}),
-        ("link_policy", {"offload", "prefetch"}),
+        ("async_copy", {"offload", "prefetch", "host-tier"}),
+        ("link_policy", {"offload", "prefetch", "host-tier"}),
     ],
 )  # fmt: skip
 def test_a_part_is_switched_off_alone(switch: str, subjects: set[str], card: Card, shapes: Shapes) -> None:
