@@ -26,6 +26,10 @@ class DeviceError(Exception):
     """A device could not be opened or a step failed on it. `message` says what, why and what to do."""
 
 
+class DeviceMemoryError(DeviceError):
+    """The device has no memory for this step or copy now. Nothing of it counts; a smaller one may fit."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
     """One report while a model loads."""

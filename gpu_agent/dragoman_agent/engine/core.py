@@ -8,13 +8,14 @@ ahead of: then the text of step n is made while step n + 1 runs.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from dragoman.v1 import error_pb2
-from dragoman_agent.device.base import BlockDevice, Device, StepHandle
+from dragoman_agent.device.base import BlockDevice, Device, DeviceMemoryError, StepHandle
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
 from dragoman_agent.engine.exchange import BlockExchange
 from dragoman_agent.engine.host_work import HostTrace, HostWork
@@ -22,12 +23,14 @@ from dragoman_agent.engine.live_requests import Clock, LiveRequests
 from dragoman_agent.engine.messages import Cancel, Credit, Load, Start, StartEmbed, Step, Tune
 from dragoman_agent.engine.request import Request, Sequence
 from dragoman_agent.engine.results import StepResults
-from dragoman_agent.engine.scheduler import Scheduler
+from dragoman_agent.engine.scheduler import Scheduler, StepPlan, preemption_key
 from dragoman_agent.engine.tiers import TierSizes, open_tiers
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
 
 Command = Start | StartEmbed | Cancel | Credit | Tune
+
+logger = logging.getLogger(__name__)
 
 
 class InFlight(NamedTuple):
@@ -166,7 +169,7 @@ class EngineCore:
                 return
 
     def _launch_step(self, now: float) -> bool:
-        """Launch one step; False when nothing can run."""
+        """Launch one step; False when nothing can run, or not before the step under way has ended."""
         done = self.host_work.done
         begun = time.perf_counter()
         plan = self.scheduler.schedule(now)
@@ -179,12 +182,31 @@ class EngineCore:
         built = self._builder.build(plan, self._step_count)
         self.scheduler.launched(plan, built.sampled, self._step_count)
         begun = done("build", begun)
-        handle = self._device.submit(built.batch)
+        try:
+            handle = self._device.submit(built.batch)
+        except DeviceMemoryError as error:
+            self._give_way(plan, error, now)
+            return not self._in_flight
+        self.scheduler.memory_limit.fitted()
         submitted = time.perf_counter() if self._submit_computes else done("submit", begun)
         self._in_flight.append(InFlight(built, handle, plan.num_prefill_tokens, len(plan.decodes), begun))
         self.scheduler.release_ahead()
         done("release", submitted)
         return True
+
+    def _give_way(self, plan: StepPlan, error: DeviceMemoryError, now: float) -> None:
+        """A step had no memory: smaller ones from now on; where it was small already, its last request fails."""
+        if self.scheduler.memory_limit.failed(plan.num_tokens):
+            limit = self.scheduler.memory_limit.max_step_tokens
+            logger.warning("a step of %d tokens is tried again with at most %d: %s", plan.num_tokens, limit, error)
+        else:
+            # What runs already has fitted before: the last that came is the likeliest to be too much.
+            last = plan.prefills[-1][0] if plan.prefills else max(plan.decodes, key=preemption_key)
+            request = last.request
+            logger.warning("request %s fails: %s", request.request_id, error)
+            message = f"the device has no memory for it now: {error}"
+            self._live.fail(request, error_pb2.ERROR_REASON_DEVICE_MEMORY, message)
+        self.scheduler.withdraw(plan, now)
 
     def emit(self) -> Step | None:
         """The frame of what was collected; None when there is nothing to say."""

@@ -5,6 +5,7 @@ Between two steps only. A block that comes in has the hash its tokens would give
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from dragoman_agent.cache.block_pool import BlockPool
 from dragoman_agent.cache.hashing import PageHash
 from dragoman_agent.cache.tier_index import TierEntry
-from dragoman_agent.device.base import BlockDevice, BlockFormat, UInt8Array
+from dragoman_agent.device.base import BlockDevice, BlockFormat, DeviceMemoryError, UInt8Array
 from dragoman_agent.engine.messages import (
     BlocksExported,
     BlocksImported,
@@ -21,6 +22,8 @@ from dragoman_agent.engine.messages import (
     ExportBlocks,
     ImportBlocks,
 )
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from dragoman_agent.engine.tiers import KvTiers
@@ -46,7 +49,7 @@ class BlockExchange:
         return self._device.block_format
 
     def receive(self, command: ExportBlocks | ImportBlocks) -> None:
-        """Do it now. Raises DeviceError."""
+        """Do it now; what the device has no memory to copy is not sent, or not taken. Raises DeviceError."""
         if isinstance(command, ExportBlocks):
             self.answers.append(self._export(command))
         else:
@@ -59,7 +62,11 @@ class BlockExchange:
         wanted = chain[command.first : last]
         blocks = []
         if wanted:
-            data = self._device.read_blocks(np.array(wanted, dtype=np.int32))
+            try:
+                data = self._device.read_blocks(np.array(wanted, dtype=np.int32))
+            except DeviceMemoryError as error:
+                logger.warning("%d KV blocks are not sent: %s", len(wanted), error)
+                return BlocksExported(command.exchange_id, [], 0)
             blocks = [self._described(block, data[row].tobytes()) for row, block in enumerate(wanted)]
         for entry, row in below[max(command.first - len(chain), 0) : max(last - len(chain), 0)]:
             blocks.append(CachedBlock(entry.page.digest, entry.parent, list(entry.page.units), row.tobytes()))
@@ -96,7 +103,7 @@ class BlockExchange:
         table: list[int] = []
         new: list[tuple[int, CachedBlock]] = []
         pool = self._pool
-        num_present = 0
+        num_present, problem = 0, ""
         for offered in command.blocks:
             page = PageHash(offered.digest, tuple(offered.units))
             present = pool.lookup_prefix((page,))
@@ -113,11 +120,16 @@ class BlockExchange:
         if new:
             data = np.frombuffer(b"".join(block.data for _, block in new), dtype=np.uint8)
             ids = np.array([block for block, _ in new], dtype=np.int32)
-            self._device.write_blocks(ids, data.reshape(len(new), -1))
+            try:
+                self._device.write_blocks(ids, data.reshape(len(new), -1))
+            except DeviceMemoryError as error:
+                logger.warning("%d KV blocks are not taken: %s", len(new), error)
+                pool.uncache([block for block, _ in new])
+                new, problem = [], str(error)
             self._imported.update({block: (offered.digest, command.exchange_id) for block, offered in new})
         # The last of them is the first to be evicted, as with a sequence that ends.
         pool.free(table)
-        return BlocksImported(command.exchange_id, len(new), num_present)
+        return BlocksImported(command.exchange_id, len(new), num_present, problem)
 
     def _fits(self, offered: CachedBlock, parent: PageHash | None) -> bool:
         if len(offered.data) != self.format.block_bytes or not self._pool.can_allocate(1 + self._num_reserved):

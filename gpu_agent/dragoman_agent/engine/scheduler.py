@@ -14,6 +14,7 @@ from typing import Protocol
 
 from dragoman_agent.cache.block_pool import BlockPool
 from dragoman_agent.cache.hashing import PageHash
+from dragoman_agent.engine.memory_limit import MemoryLimit
 from dragoman_agent.engine.messages import Tune
 from dragoman_agent.engine.queue import WaitingQueue
 from dragoman_agent.engine.request import Request, Sequence, Status
@@ -39,6 +40,11 @@ class StepPlan:
         count = min(sequence.num_uncomputed, budget)
         self.prefills.append((sequence, count))
         return count
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that take part."""
+        return self.decodes + [sequence for sequence, _ in self.prefills]
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -84,6 +90,7 @@ class Scheduler:
         self._prefilling_tokens = 0
         self._without_room: Sequence | None = None  # next in line, for whom the last step had no room
         self.max_step_tokens = plan.max_batch_tokens
+        self.memory_limit = MemoryLimit(plan.max_batch_tokens)
         self._num_spare_rows = 0  # rows that stay empty, see `tune`
         self._num_withheld = 0
         self._num_ready = 0
@@ -171,6 +178,14 @@ class Scheduler:
         self._num_ready = min(max(wanted.num_ready_blocks, 0), usable // 2)
         self.pool.withhold(self._num_withheld)
 
+    def withdraw(self, plan: StepPlan, now: float) -> None:
+        """A step that was launched did not run: its sequences wait again, and what they had is computed anew."""
+        undone = StepPlan()
+        for sequence in plan.sequences:
+            if sequence.status is Status.RUNNING:
+                self._preempt(sequence, undone)
+        self._requeue(undone.preempted, now)
+
     def release_ahead(self) -> None:
         """Release a few cached blocks when fewer are unused than wanted. Call it while the device works."""
         missing = self._num_ready - self.pool.num_unused
@@ -182,7 +197,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """The next step, which may go behind one that is under way. Blocks and rows it needs are taken; see `launched`."""
         plan = StepPlan()
-        budget = self.max_step_tokens
+        budget = min(self.max_step_tokens, self.memory_limit.max_step_tokens)
         if self.pool.num_withheld < self._num_withheld:
             self.pool.withhold(self._num_withheld)
         self._make_room(plan, now)
@@ -247,7 +262,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Give `sequence` the block its next token needs, preempting others; False when it was preempted itself."""
         while self.pool.append(sequence.block_table) is None:
-            victim = max((s for s in self.running if s.status is Status.RUNNING), key=_preemption_key)
+            victim = max((s for s in self.running if s.status is Status.RUNNING), key=preemption_key)
             self._preempt(victim, plan)
             if victim is sequence:
                 return False
@@ -274,7 +289,7 @@ class Scheduler:
         room = self.pool.num_free + sum(len(s.block_table) for s in lower)
         if not lower or room < -(-len(head.token_ids) // self.page_size) + self._num_spare(len(lower)):
             return
-        lower.sort(key=_preemption_key)
+        lower.sort(key=preemption_key)
         while lower and not (self._has_row and self._num_missing(head, self.lookup(head)) <= 0):
             self._preempt(lower.pop(), plan)
         self._requeue(plan.preempted, now)
@@ -429,7 +444,7 @@ class Scheduler:
         sequence.num_published = 0
 
 
-def _preemption_key(sequence: Sequence) -> tuple[bool, int, float, int]:
+def preemption_key(sequence: Sequence) -> tuple[bool, int, float, int]:
     """The greatest goes first: out of credit, then lowest class, then youngest."""
     return (
         not sequence.has_credit,
