@@ -30,10 +30,9 @@ class BuiltStep:
     rows: npt.NDArray[np.intp]  # [num_samples] of the persistent batch
     sampled: list[Sequence]
     pooled: list[Sequence]
-    computed: list[tuple[Sequence, int]]  # prefill sequences and the tokens computed for each
     scored: list[tuple[Request, range]]  # prompts and their positions, in the order of the result's scores
     keys: Int32Array  # [num_samples] see Start.key; -1 for none
-    num_keyed: int
+    watched: npt.NDArray[np.bool_]  # [num_samples] see BatchBuilder.take
     is_serial: bool = False  # the step after it must wait for its tokens
 
 
@@ -65,6 +64,8 @@ class BatchBuilder:
         self._future_steps = np.zeros(num_rows, dtype=np.int64)  # newest step that samples a token for the row
         self._future_rows = np.zeros(num_rows, dtype=np.int32)  # and its row of that step's result
         self._taken_step = 0
+        self._quiet_lens = np.zeros(num_rows, dtype=np.int32)  # computed tokens with which its length is reached
+        self._ever_stop = np.zeros(vocab_size, dtype=np.bool_)  # ids that some row has had as a stop
         self._sparse: dict[int, Sequence] = {}  # rows whose sampling has parts that are not one number
         self._is_sparse = np.zeros(num_rows, dtype=np.bool_)
         self._is_serial = np.zeros(num_rows, dtype=np.bool_)
@@ -80,12 +81,13 @@ class BatchBuilder:
         sequences = plan.decodes + [sequence for sequence, _ in plan.prefills]
         rows = np.fromiter(map(_ROW, sequences), dtype=np.intp, count=len(sequences))
         counts = np.ones(len(sequences), dtype=np.int32)
-        counts[num_decodes:] = [count for _, count in plan.prefills]
-        query_starts = np.zeros(len(sequences) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_starts[1:])
+        query_starts = np.arange(len(sequences) + 1, dtype=np.int32)
+        if plan.prefills:
+            counts[num_decodes:] = [count for _, count in plan.prefills]
+            np.cumsum(counts, out=query_starts[1:])
         context_lens = self._num_computed[rows] + counts
         self._num_computed[rows] = context_lens
-        tables = self._tables[rows, : -(-int(context_lens.max()) // self._page_size)]
+        tables = self._tables[:, : -(-int(context_lens.max()) // self._page_size)].take(rows, axis=0)
         positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts, num_decodes)
         token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
         token_ids[:num_decodes] = self._next_tokens(rows[:num_decodes])
@@ -111,32 +113,43 @@ class BatchBuilder:
             pool_seqs=pooled,
             sampling=self._sampling(sampled_rows, cursors),
         )
-        self._future_steps[sampled_rows] = step
-        self._future_rows[sampled_rows] = np.arange(len(sampled_rows), dtype=np.int32)
         is_serial = bool(self._is_serial[rows].any())
         keys = self._keys[sampled_rows]
-        num_keyed = int(np.count_nonzero(keys >= 0))
+        lens = context_lens[sampled] if plan.prefills else context_lens
+        watched = self._watched(sampled_rows, lens)
+        self._future_steps[sampled_rows] = step
+        self._future_rows[sampled_rows] = np.arange(len(sampled_rows), dtype=np.int32)
         if not plan.prefills:
-            return BuiltStep(batch, rows, sequences, [], [], [], keys, num_keyed, is_serial)
+            return BuiltStep(batch, rows, sequences, [], [], keys, watched, is_serial)
         return BuiltStep(
             batch,
             sampled_rows,
             [sequences[i] for i in sampled.tolist()],
             [sequences[i] for i in pooled.tolist()],
-            plan.prefills,
             _add_scores(batch, plan, num_decodes),
             keys,
-            num_keyed,
+            watched,
             is_serial,
         )
 
-    def take(self, built: BuiltStep, token_ids: Int32Array) -> None:
-        """The tokens that a step sampled are known. Call it in the order of the steps."""
+    def _watched(self, rows: npt.NDArray[np.intp], lens: Int32Array) -> npt.NDArray[np.bool_]:
+        """Rows that have to be looked at whatever token comes: the first one, those at the end of a page or of their length,
+        and those whose text is made here."""
+        watched: npt.NDArray[np.bool_] = lens >= self._quiet_lens[rows]
+        watched |= lens % np.int32(self._page_size) == 0
+        watched |= self._future_steps[rows] == 0
+        return watched
+
+    def take(self, built: BuiltStep, token_ids: Int32Array) -> list[int]:
+        """The tokens that a step sampled are known. Call it in the order of the steps.
+
+        Returns the rows to look at: in all others the stream just goes on, as keys tell.
+        """
         step = self._taken_step = built.batch.step
-        still_theirs = (
-            self._future_steps[built.rows] >= step
-        )  # the others belong to a sequence that has sampled nothing
-        self._last_tokens[built.rows[still_theirs]] = token_ids[still_theirs]
+        rows = built.rows
+        # A row that was given to another sequence meanwhile has its own last token.
+        self._last_tokens[rows] = np.where(self._future_steps[rows] >= step, token_ids, self._last_tokens[rows])
+        return np.flatnonzero(built.watched | self._ever_stop[token_ids]).tolist()
 
     def _next_tokens(self, rows: npt.NDArray[np.intp]) -> Int32Array:
         """Input of each row in decode: its last token, or -1 - r where that is still under way in row r of the last step."""
@@ -154,6 +167,8 @@ class BatchBuilder:
         self._num_computed[row] = sequence.num_computed
         self._last_tokens[row] = sequence.token_ids[-1]
         self._future_steps[row] = 0
+        self._quiet_lens[row] = sequence.max_num_tokens - 1 if sequence.key >= 0 else 0
+        self._ever_stop[[i for i in sequence.stop_ids if i < len(self._ever_stop)]] = True
         sampling = sequence.request.sampling
         self._temperatures[row] = sampling.temperature
         self._top_ks[row] = sampling.top_k

@@ -229,8 +229,8 @@ class EngineCore:
         begun = time.perf_counter()
         if self._trace is not None:
             self._trace.step(flight, result.seconds, waited, begun)
-        self._builder.take(flight.built, result.token_ids)
-        self._results.take(flight.built, result, self._clock())
+        watched = self._builder.take(flight.built, result.token_ids)
+        self._results.take(flight.built, result, watched, self._clock())
         self._step_seconds += result.seconds
         self._last_counts = (flight.num_prefill_tokens, flight.num_decode_tokens)
         self.host_work.done("take", begun)

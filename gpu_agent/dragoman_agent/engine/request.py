@@ -83,7 +83,7 @@ class Sequence:
     status: Status = Status.WAITING
     num_computed: int = 0  # tokens whose K and V are in the cache once the steps under way are done
     future_step: int = 0  # newest step under way that samples a token for it; 0 when all its tokens are known
-    future_row: int = -1  # row of that step's result
+    quiet_tokens: int = 0  # with fewer tokens than these it goes on in decode, whatever else happens
     cut_step: int = 0  # tokens of steps up to this one are dropped: it lost its blocks while they were under way
     num_published: int = 0  # pages of this sequence offered to the prefix cache
     num_waits: int = 0  # times it waited for blocks of a lower tier

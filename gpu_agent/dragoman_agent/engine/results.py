@@ -32,84 +32,95 @@ class StepResults:
         """Whether there is something to say."""
         return bool(self._sampled or self._columns)
 
-    def take(self, built: BuiltStep, result: StepResult, now: float) -> None:
-        """Take one step's result."""
+    def take(self, built: BuiltStep, result: StepResult, watched: list[int], now: float) -> None:
+        """Take one step's result. `watched` are the rows to look at, see BatchBuilder.take."""
         if built.pooled:
             self._take_embeddings(built, result)
         if built.scored:
             self._take_scores(built.scored, result)
         self._sampled_at = now
-        if built.computed:
-            _note_first_tokens(built, now)
-        ended = self._take_tokens(built, result)
+        if not result.finite.all():
+            self._fail_non_finite(built, result)
+        unsaid = self._append(built, result.token_ids.tolist())
+        step = built.batch.step
+        seen = [(row, built.sampled[row]) for row in watched if built.sampled[row].cut_step < step]
+        ended = [row for row, sequence in seen if self._look_at(sequence, row, result, step)]
         if ended:
-            # A choice that failed in this step took its whole request along.
-            self._scheduler.leave([s for s in ended if s.status is Status.RUNNING], Status.ENDED)
-            for sequence in ended:
-                if sequence.key >= 0 and sequence.status is Status.ENDED:
-                    self._live.events.append(last_delta(sequence, sequence.token_ids[-1]))
-                    self._live.finish_choice(sequence)
-        if built.computed and self._scheduler.blocked:
-            for sequence in built.sampled:
+            self._end(built, ended)
+        if built.keys.size:
+            self._add_columns(built.keys, result.token_ids, unsaid + ended)
+        if self._scheduler.blocked:
+            for _, sequence in seen:
                 if not sequence.request.is_over:
                     self._scheduler.unblock(sequence.request, now)
 
-    def _take_tokens(self, built: BuiltStep, result: StepResult) -> list[Sequence]:
-        """Append the sampled tokens; the sequences that end with theirs. This is between two steps: every line counts."""
-        page_size = self._page_size
-        all_finite = bool(result.finite.all())
-        ended: list[Sequence] = []
-        unsaid: list[int] = []  # rows whose token goes into no column
+    def _fail_non_finite(self, built: BuiltStep, result: StepResult) -> None:
+        for row in np.flatnonzero(~result.finite).tolist():
+            sequence = built.sampled[row]
+            if sequence.cut_step < built.batch.step:
+                self._live.fail_non_finite(sequence)
+
+    def _append(self, built: BuiltStep, token_ids: list[int]) -> list[int]:
+        """Append the sampled tokens; the rows that want none any more. This is between two steps: every line counts."""
         step = built.batch.step
-        for index, (sequence, token_id) in enumerate(zip(built.sampled, result.token_ids.tolist(), strict=True)):
+        dropped: list[int] = []
+        for row, (sequence, token_id) in enumerate(zip(built.sampled, token_ids, strict=True)):
             if sequence.cut_step >= step:
-                unsaid.append(index)
-                continue  # it was stopped, cancelled or preempted while this step was under way
+                dropped.append(row)  # stopped, cancelled or preempted while this step was under way
+                continue
+            sequence.token_ids.append(token_id)
             if sequence.future_step == step:
                 sequence.future_step = 0
-            if not all_finite and not result.finite[index]:
-                unsaid.append(index)
-                self._live.fail_non_finite(sequence)
-                continue
-            tokens = sequence.token_ids
-            num_tokens = len(tokens)
-            if num_tokens >= (sequence.num_published + 1) * page_size:
-                self._scheduler.publish(sequence, num_tokens)
-            tokens.append(token_id)
-            if num_tokens + 1 >= sequence.max_num_tokens or (
-                token_id in sequence.stop_ids and num_tokens >= sequence.min_num_tokens
-            ):
-                ended.append(sequence)
-                unsaid.append(index)
-            if sequence.key < 0:
-                self._keep_for_text(sequence, token_id, index, result, ended)
-        if built.num_keyed:
-            self._add_columns(built, result.token_ids, unsaid)
-        return ended
+        return dropped
 
-    def _keep_for_text(
-        self, sequence: Sequence, token_id: int, index: int, result: StepResult, ended: list[Sequence]
-    ) -> None:
-        """A token whose text is made by `hand_out`, once the device has its next step."""
+    def _look_at(self, sequence: Sequence, row: int, result: StepResult, step: int) -> bool:
+        """What a token means beyond going on; whether its sequence ends with it."""
+        if sequence.cut_step >= step:
+            return False  # another choice failed just now and took the request along
+        tokens = sequence.token_ids
+        num_tokens = len(tokens)
+        self._scheduler.publish(sequence, num_tokens - 1)
+        if sequence.key >= 0:
+            if sequence.request.first_token is None:
+                sequence.request.first_token = self._sampled_at
+        elif not self._keep_for_text(sequence, row, result):
+            return False
+        form = sequence.form
+        return (
+            num_tokens >= sequence.max_num_tokens
+            or (tokens[-1] in sequence.stop_ids and num_tokens > sequence.min_num_tokens)
+            or (form is not None and form.is_complete)
+        )
+
+    def _keep_for_text(self, sequence: Sequence, row: int, result: StepResult) -> bool:
+        """A token whose text is made by `hand_out`, once the device has its next step. False when the request failed."""
+        token_id = sequence.token_ids[-1]
         form = sequence.form
         if form is not None:
             form.take([token_id])
             if form.failure:
                 self._live.fail_form(sequence, form.failure)
-                return
-            if form.is_complete and not (ended and ended[-1] is sequence):
-                ended.append(sequence)
+                return False
         if result.logprobs is not None:
-            entries = logprob_entries(result, index, sequence.request.sampling.num_logprobs)
+            entries = logprob_entries(result, row, sequence.request.sampling.num_logprobs)
             self._sampled_logprobs[len(self._sampled)] = entries
         self._sampled.append(sequence)
         self._sampled_ids.append(token_id)
+        return True
 
-    def _add_columns(self, built: BuiltStep, token_ids: Int32Array, unsaid: list[int]) -> None:
-        keys = built.keys
-        if unsaid or built.num_keyed < len(keys):
-            is_said = keys >= 0
-            is_said[unsaid] = False
+    def _end(self, built: BuiltStep, ended: list[int]) -> None:
+        """Sequences that ended with their token. A choice that failed in this step has taken its whole request along."""
+        sequences = [s for row in ended if (s := built.sampled[row]).status is Status.RUNNING]
+        self._scheduler.leave(sequences, Status.ENDED)
+        for sequence in sequences:
+            if sequence.key >= 0:
+                self._live.events.append(last_delta(sequence, sequence.token_ids[-1]))
+                self._live.finish_choice(sequence)
+
+    def _add_columns(self, keys: Int32Array, token_ids: Int32Array, unsaid: list[int]) -> None:
+        is_said = keys >= 0
+        is_said[unsaid] = False
+        if not is_said.all():
             keys, token_ids = keys[is_said], token_ids[is_said]
         if len(keys):
             self._columns.append((keys, token_ids))
@@ -181,10 +192,3 @@ class StepResults:
 def _join(parts: tuple[Int32Array, ...]) -> bytes:
     values: npt.NDArray[np.int32] = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return values.astype("<i4", copy=False).tobytes()
-
-
-def _note_first_tokens(built: BuiltStep, now: float) -> None:
-    """Their first token is said with this step's frame; that of others when their text is made."""
-    for sequence in built.sampled:
-        if sequence.key >= 0 and sequence.request.first_token is None and sequence.cut_step < built.batch.step:
-            sequence.request.first_token = now

@@ -238,13 +238,15 @@ class Scheduler:
         prefilling: list[Sequence] = []
         context = 0
         for sequence in self.running:
-            num_tokens = len(sequence.token_ids)
-            if sequence.future_step:
-                num_tokens += 1
-                if num_tokens >= sequence.max_num_tokens:
-                    context += num_tokens
-                    continue  # its last token is under way
+            num_tokens = sequence.num_computed + 1
+            if num_tokens < sequence.quiet_tokens:  # most of them, between two steps: nothing else is looked at
+                decodes.append(sequence)
+                context += num_tokens
+                continue
+            num_tokens = sequence.num_tokens
             context += num_tokens
+            if sequence.future_step and num_tokens >= sequence.max_num_tokens:
+                continue  # its last token is under way
             request = sequence.request
             if num_tokens - sequence.num_prompt >= request.credit and not request.is_embedding:
                 if sequence.credit_since is None:
@@ -252,8 +254,13 @@ class Scheduler:
                     self._out_of_credit.add(sequence)
             elif num_tokens - sequence.num_computed == 1 and not request.is_embedding:
                 decodes.append(sequence)
-                if len(sequence.block_table) * page_size < num_tokens:
+                room = len(sequence.block_table) * page_size
+                if room < num_tokens:
                     growing.append(sequence)
+                else:
+                    # From here on each step computes one token and samples the next, until it loses its blocks.
+                    end_of_credit = sequence.num_prompt + request.credit
+                    sequence.quiet_tokens = min(sequence.max_num_tokens, end_of_credit, room + 1)
             elif num_tokens > sequence.num_computed:
                 prefilling.append(sequence)
         self.running_context_tokens = context
@@ -410,9 +417,8 @@ class Scheduler:
             sequence.num_computed += 1
         for sequence, count in plan.prefills:
             sequence.num_computed += count
-        for row, sequence in enumerate(sampled):
+        for sequence in sampled:
             sequence.future_step = step
-            sequence.future_row = row
 
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
         """Offer the full pages among the first `num_tokens` of a sequence to the prefix cache.
@@ -442,6 +448,7 @@ class Scheduler:
         sequence.cut_step = self.num_steps
         sequence.num_computed = 0
         sequence.num_published = 0
+        sequence.quiet_tokens = 0
 
 
 def preemption_key(sequence: Sequence) -> tuple[bool, int, float, int]:
