@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from dragoman_kernels.triton.dependent import begin, launch_options
+from dragoman_kernels.triton.float8 import is_float8
 from dragoman_kernels.triton.paging import tile_offsets
 
 
@@ -18,10 +19,10 @@ from dragoman_kernels.triton.paging import tile_offsets
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables_ptr", "lens_ptr"])
 def _decode_split_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
-    scale_log2, table_stride,
+    scale_log2, value_scale, table_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, FLOAT8: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     begin(DEPENDENT)
     seq = tl.program_id(0).to(tl.int64)
@@ -43,6 +44,8 @@ def _decode_split_kernel(
     q_offsets = (seq * num_heads + heads[:, None]) * HEAD_DIM + dims[None, :]
     q_mask = row_in[:, None] & dim_in[None, :]
     q = tl.load(q_ptr + q_offsets, mask=q_mask, other=0.0)
+    if FLOAT8:
+        q = q.to(tl.float16)
 
     best = tl.full([GROUP_PAD], -1e30, tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
@@ -55,8 +58,8 @@ def _decode_split_kernel(
         )  # fmt: skip
         column_in = start + columns < context
         mask = column_in[:, None] & dim_in[None, :]
-        k = tl.load(k_ptr + offsets, mask=mask, other=0.0)
-        v = tl.load(v_ptr + offsets, mask=mask, other=0.0)
+        k = tl.load(k_ptr + offsets, mask=mask, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + offsets, mask=mask, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k)) * scale_log2
         scores = tl.where(column_in[None, :], scores, -1e30)
         new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -66,6 +69,8 @@ def _decode_split_kernel(
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         best = new_best
 
+    if FLOAT8:
+        acc = acc * value_scale
     if NUM_SPLITS == 1:
         out = acc / tl.maximum(total, 1e-30)[:, None]
         tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=q_mask)
@@ -119,6 +124,8 @@ def paged_decode_attention(
     block_n: int = 64,
     num_stages: int = 3,
     num_warps: int = 4,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     dependent: bool = False,
 ) -> torch.Tensor:
     """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim].
@@ -126,20 +133,21 @@ def paged_decode_attention(
     `q` [num_seqs, num_heads, head_dim]; caches [num_blocks, num_kv_heads, page, head_dim]; `block_tables`
     [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row. `num_splits` is a power of two.
     A tile has `block_n` keys, of one page or of several. Which launch is quickest is the plan's business: the defaults
-    are only ones that run on every architecture.
+    are only ones that run on every architecture. Caches in float8_e4m3fn are times `key_scale` and `value_scale`.
     """
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     group = num_heads // num_kv_heads
     out = torch.empty_like(q)
-    scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634
+    scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634 * key_scale
     padded_dim = triton.next_power_of_2(head_dim)
     _decode_split_kernel[(num_seqs, num_kv_heads, num_splits)](
         q, k_cache, v_cache, block_tables, context_lens, out, workspace.partial, workspace.lse,
-        scale_log2, block_tables.stride(0),
+        scale_log2, value_scale, block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, DIM_PAD=padded_dim, PAGE=page, BLOCK_N=block_n,
-        NUM_SPLITS=num_splits, NUM_STAGES=num_stages, num_warps=num_warps, **launch_options(dependent),
+        NUM_SPLITS=num_splits, NUM_STAGES=num_stages, FLOAT8=is_float8(k_cache), num_warps=num_warps,
+        **launch_options(dependent),
     )  # fmt: skip
     if num_splits > 1:
         _decode_merge_kernel[(num_seqs * num_heads,)](

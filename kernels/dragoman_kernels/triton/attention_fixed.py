@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.float8 import compute_type
 from dragoman_kernels.triton.paging import tile_offsets
 
 _LOG2_E = 1.4426950408889634
@@ -276,7 +277,6 @@ def _launch(
     _, num_kv_heads, page, _ = k_cache.shape
     if part_tokens % block_n:
         raise ValueError(f"parts of {part_tokens} tokens are no multiple of tiles of {block_n}")
-    is_float8 = k_cache.dtype == torch.float8_e4m3fn
     _attention_fixed_kernel[grid](
         q, k_cache, v_cache, block_tables, query_starts, context_lens, work_list, out,
         workspace.partial, workspace.best, workspace.total,
@@ -284,10 +284,6 @@ def _launch(
         block_tables.stride(0), grid[1], workspace.max_num_parts,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim,
         DIM_PAD=triton.next_power_of_2(head_dim), PAGE=page, ROWS=rows, BLOCK_N=block_n, PART=part_tokens,
-        # One instruction converts an 8 bit value to float16; none converts it to bfloat16.
-        NUM_STAGES=num_stages, COMPUTE=tl.float16 if is_float8 else _DTYPES[q.dtype],
+        NUM_STAGES=num_stages, COMPUTE=compute_type(q, k_cache),
         num_warps=num_warps, enable_fp_fusion=False,
     )  # fmt: skip
-
-
-_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}

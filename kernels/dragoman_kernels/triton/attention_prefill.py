@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.float8 import is_float8
 from dragoman_kernels.triton.paging import tile_offsets
 
 BLOCK_M = 64
@@ -37,9 +38,10 @@ def prefill_work_list(
 )
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, out_ptr,
-    scale_log2, table_stride,
+    scale_log2, value_scale, table_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
+    FLOAT8: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(1)
     head = tl.program_id(0)
@@ -60,6 +62,8 @@ def _prefill_kernel(
     q_offsets = ((chunk_start + query).to(tl.int64)[:, None] * NUM_HEADS + head) * HEAD_DIM + dims[None, :]
     q_mask = row_in[:, None] & dim_in[None, :]
     q = tl.load(q_ptr + q_offsets, mask=q_mask, other=0.0)
+    if FLOAT8:
+        q = q.to(tl.float16)
     position = before + query
 
     best = tl.full([BLOCK_M], -1e30, tl.float32)
@@ -76,11 +80,11 @@ def _prefill_kernel(
             NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N,
         )  # fmt: skip
         if DIM_PAD == HEAD_DIM:
-            k = tl.load(k_ptr + offsets)
-            v = tl.load(v_ptr + offsets)
+            k = tl.load(k_ptr + offsets).to(q.dtype)
+            v = tl.load(v_ptr + offsets).to(q.dtype)
         else:
-            k = tl.load(k_ptr + offsets, mask=dim_in[None, :], other=0.0)
-            v = tl.load(v_ptr + offsets, mask=dim_in[None, :], other=0.0)
+            k = tl.load(k_ptr + offsets, mask=dim_in[None, :], other=0.0).to(q.dtype)
+            v = tl.load(v_ptr + offsets, mask=dim_in[None, :], other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k))
         new_best = tl.maximum(best, tl.max(scores, axis=1) * scale_log2)
         shrink = tl.exp2(best - new_best)
@@ -97,8 +101,8 @@ def _prefill_kernel(
         )  # fmt: skip
         column = start + columns
         mask = (column < context)[:, None] & dim_in[None, :]
-        k = tl.load(k_ptr + offsets, mask=mask, other=0.0)
-        v = tl.load(v_ptr + offsets, mask=mask, other=0.0)
+        k = tl.load(k_ptr + offsets, mask=mask, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + offsets, mask=mask, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k)) * scale_log2
         scores = tl.where(column[None, :] <= position[:, None], scores, -1e30)
         new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -109,6 +113,8 @@ def _prefill_kernel(
         acc = tl.dot(weights.to(v.dtype), v, acc)
         best = new_best
     out = acc / total[:, None]
+    if FLOAT8:
+        out = out * value_scale
     tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=q_mask)
 
 
@@ -126,23 +132,26 @@ def paged_prefill_attention(
     block_n: int = 64,
     num_stages: int = 3,
     num_warps: int = 8,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """Causal attention of query chunks over their paged contexts; returns [num_tokens, num_heads, head_dim].
 
     `q` [num_tokens, num_heads, head_dim], chunks one after another; `query_starts` [num_seqs + 1]; `context_lens`
     [num_seqs] with the chunk included; `work_list` from `prefill_work_list` with the same block_m. All int32. A tile
     has `block_n` keys, of one page or of several. The defaults run on every architecture at head size 128; which launch
-    is quickest is the plan's business.
+    is quickest is the plan's business. Caches in float8_e4m3fn are times `key_scale` and `value_scale`.
     """
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     out = torch.empty_like(q)
-    scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634
+    scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634 * key_scale
     padded_dim = triton.next_power_of_2(head_dim)
     _prefill_kernel[(num_heads, work_list.shape[0])](
         q, k_cache, v_cache, block_tables, query_starts, context_lens, work_list, out,
-        scale_log2, block_tables.stride(0),
+        scale_log2, value_scale, block_tables.stride(0),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, DIM_PAD=padded_dim,
-        PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, NUM_STAGES=num_stages, num_warps=num_warps,
+        PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, NUM_STAGES=num_stages, FLOAT8=is_float8(k_cache),
+        num_warps=num_warps,
     )  # fmt: skip
     return out

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from dragoman_kernels.triton.dependent import begin, launch_options
+from dragoman_kernels.triton.float8 import is_float8, to_cache
 
 _HEADS = 8  # of a program: one head has too few bytes to keep a warp busy
 
@@ -14,9 +15,10 @@ _HEADS = 8  # of a program: one head has too few bytes to keep a warp busy
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_cache_kernel(
     qkv_ptr, q_out_ptr, k_cache_ptr, v_cache_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, q_norm_ptr, k_norm_ptr,
-    eps,
+    eps, key_inverse, value_inverse,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
+    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, HEADS: tl.constexpr, FLOAT8: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
@@ -54,6 +56,11 @@ def _rope_cache_kernel(
     k_cache = (
         k_cache_ptr + ((page * NUM_KV_HEADS + heads[:, None] - NUM_HEADS) * PAGE + offset) * HEAD_DIM + lane[None, :]
     )
+    if FLOAT8:
+        low = to_cache(low, key_inverse, FLOAT8)
+        high = to_cache(high, key_inverse, FLOAT8)
+        first = to_cache(first.to(tl.float32), value_inverse, FLOAT8)
+        second = to_cache(second.to(tl.float32), value_inverse, FLOAT8)
     tl.store(k_cache, low.to(k_cache_ptr.dtype.element_ty), mask=is_k[:, None] & lane_in)
     tl.store(k_cache + half, high.to(k_cache_ptr.dtype.element_ty), mask=is_k[:, None] & lane_in)
     v_head = heads[:, None] - NUM_HEADS - NUM_KV_HEADS
@@ -75,20 +82,25 @@ def rope_and_cache(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     dependent: bool = False,
 ) -> torch.Tensor:
     """Rotate q and k, write k and v into their pages, return q [num_tokens, num_heads, head_dim].
 
     `qkv` [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; caches [num_blocks, num_kv_heads, page, head_dim];
-    `cos` and `sin` [max_position, head_dim / 2] float32, the half-split form; `slots` are block * page + offset.
+    `cos` and `sin` [max_position, head_dim / 2] float32, the half-split form; `slots` are block * page + offset. Caches in
+    float8_e4m3fn take k over `key_scale` and v over `value_scale`, cut to what they hold.
     """
     _, num_kv_heads, page, head_dim = k_cache.shape
     num_tokens = qkv.shape[0]
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     _rope_cache_kernel[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS))](
         qkv, q, k_cache, v_cache, cos, sin, positions, slots, q_norm, k_norm, eps,
+        1.0 / key_scale, 1.0 / value_scale,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HALF_BLOCK=triton.next_power_of_2(head_dim // 2), PAGE=page, HAS_NORM=q_norm is not None, HEADS=_HEADS, num_warps=4,
+        HALF_BLOCK=triton.next_power_of_2(head_dim // 2), PAGE=page, HAS_NORM=q_norm is not None, HEADS=_HEADS,
+        FLOAT8=is_float8(k_cache), num_warps=4,
         **launch_options(dependent),
     )  # fmt: skip
     return q

@@ -152,6 +152,64 @@ def check_fixed_attention(device, dtype, chunks, befores, heads, kv_heads, dim, 
     return error(out, reference.paged_attention(q, k, v, tables, starts.tolist(), lens))
 
 
+def check_float8(device, dtype, kind: str) -> float:
+    """Attention over K and V in eight bits against float64 of what they hold, divided by what float16 may lose."""
+    heads, kv_heads, dim, page, key_scale, value_scale = 6, 2, 64, 64, 0.5, 4.0
+    lens = [1, 64, 65, 200]
+    k, v, tables = paged(device, torch.float32, lens, kv_heads, page, dim, seed=21)
+    k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+    scales = {"key_scale": key_scale, "value_scale": value_scale}
+    lengths = torch.tensor(lens, dtype=torch.int32, device=device)
+    meant = k.float() * key_scale, v.float() * value_scale
+    starts = np.arange(len(lens) + 1, dtype=np.int32)
+    q = torch.randn((len(lens), heads, dim), generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    work = FixedWorkspace(len(lens), heads, dim, -(-max(lens) // 64), device)
+    if kind == "decode":
+        workspace = DecodeWorkspace(len(lens), heads, dim, 4, device)
+        out = paged_decode_attention(q, k, v, tables, lengths, workspace, 4, **scales)
+    elif kind == "prefill":
+        items = torch.from_numpy(prefill_work_list(starts, np.array(lens, np.int32), 64)).to(device)
+        begins = torch.from_numpy(starts).to(device)
+        out = paged_prefill_attention(q, k, v, tables, begins, lengths, items, **scales)
+    else:
+        out, shared = (
+            fixed_decode_attention(q, k, v, tables, lengths, work, 64, programs, **scales) for programs in (1, 4)
+        )
+        if not torch.equal(out, shared):
+            return float("inf")
+    expected = reference.paged_attention(q, *meant, tables, starts.tolist(), lens)
+    return error(out, expected) / 100
+
+
+def check_rope_float8(device, dtype) -> float:
+    """0 when K over its scale and V over its own are stored, cut to what eight bits hold, NaN kept as it is.
+
+    Numbers are ones that eight bits hold: the interpreter rounds others wrongly, a GPU is compared with torch.
+    """
+    heads, kv_heads, dim, page, tokens = 2, 2, 32, 16, 5
+    generator = torch.Generator().manual_seed(22)
+    exact = torch.randn((tokens, (heads + 2 * kv_heads) * dim), generator=generator)
+    exact = exact if device.type == "cuda" else exact.to(torch.float8_e4m3fn).float()
+    qkv = exact.clone()
+    qkv[:, heads * dim : -kv_heads * dim] *= 0.25
+    qkv[:, -kv_heads * dim :] *= 8
+    qkv[0, heads * dim] = 3e4
+    qkv[1, -1] = -3e4
+    qkv = qkv.to(device, dtype)
+    caches = [torch.zeros((3, kv_heads, page, dim), device=device).to(torch.float8_e4m3fn) for _ in "kv"]
+    ones, zeros = torch.ones(8, dim // 2, device=device), torch.zeros(8, dim // 2, device=device)
+    positions = torch.arange(tokens, dtype=torch.int32, device=device)
+    slots = (positions + page).int()
+    rope_and_cache(qkv, *caches, ones, zeros, positions, slots, heads, key_scale=0.25, value_scale=8.0)
+    parts = qkv.float().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], 1)
+    for cache, part, scale in zip(caches, parts[1:], (0.25, 8.0), strict=True):
+        wanted = (part / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        stored = cache[1, :, :tokens].transpose(0, 1)
+        if not torch.equal(stored.float(), wanted.float()):
+            return float("inf")
+    return 0.0
+
+
 def check_norm(device, dtype, width) -> float:
     x = torch.randn((5, width), generator=torch.Generator().manual_seed(3)).to(device, dtype)
     residual = torch.randn((5, width), generator=torch.Generator().manual_seed(4)).to(device, dtype)
@@ -267,6 +325,11 @@ def check_resolve(device) -> float:
     return float((tokens - expected).abs().max())
 
 
+def has_float8(device: torch.device) -> bool:
+    """Whether the device converts eight bits; the interpreter does."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Callable[[], float]]:
     """Every check by name; the small ones suit the interpreter."""
     long = 200 if small else 5000
@@ -302,6 +365,13 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
         "attention-fixed-page16": lambda: check_fixed_attention(
             device, dtype, [9, 70], [100, 0], 8, 2, 64, 16, part=64, rows=64, block_n=64
         ),
+        # K and V in eight bits.
+        **{
+            f"{kind}-float8": lambda kind=kind: check_float8(device, dtype, kind)
+            for kind in ("decode", "prefill", "fixed")
+            if has_float8(device)
+        },
+        **({"rope-float8": lambda: check_rope_float8(device, dtype)} if has_float8(device) else {}),
         "sampling-5000": lambda: check_sampling(device, dtype, 5000),
         "unpack": lambda: check_unpack(device),
         "resolve": lambda: check_resolve(device),
