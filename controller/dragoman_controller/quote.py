@@ -21,6 +21,7 @@ MAX_NUM_RATIOS = 128
 # Of the outcomes so many should be below the interval, and as many above it.
 TAIL = 0.1
 _LEVEL_GAIN, _LOWEST_LEVEL, _HIGHEST_LEVEL = 0.02, 0.01, 0.2
+_INSIDE_STEP, _OUTSIDE_STEP = _LEVEL_GAIN * TAIL, _LEVEL_GAIN * (TAIL - 1.0)
 # Weights follow at most so many observations a second of one agent: more would cost time and teach nothing new.
 _MIN_LEARN_SECONDS = 0.05
 # The pace is a mean over so many outcomes, and begins as if so many had been as the step model says.
@@ -127,12 +128,16 @@ class ErrorRatios:
         What is to come differs from what was: more than one in ten may fall outside the quantiles of the past. So the
         levels follow how often that happened (adaptive conformal inference, Gibbs and Candes 2021).
         """
-        self.low_level = _moved(self.low_level, ratio < self.quantiles.p10)
-        self.high_level = _moved(self.high_level, ratio > self.quantiles.p90)
-        self._latest.append(ratio)
-        insort(self._sorted, ratio)
-        if len(self._latest) > MAX_NUM_RATIOS:
-            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
+        p10, _, p90 = self.quantiles
+        low = self.low_level + (_OUTSIDE_STEP if ratio < p10 else _INSIDE_STEP)
+        high = self.high_level + (_OUTSIDE_STEP if ratio > p90 else _INSIDE_STEP)
+        self.low_level = _LOWEST_LEVEL if low < _LOWEST_LEVEL else _HIGHEST_LEVEL if low > _HIGHEST_LEVEL else low
+        self.high_level = _LOWEST_LEVEL if high < _LOWEST_LEVEL else _HIGHEST_LEVEL if high > _HIGHEST_LEVEL else high
+        latest, ordered = self._latest, self._sorted
+        latest.append(ratio)
+        insort(ordered, ratio)
+        if len(latest) > MAX_NUM_RATIOS:
+            del ordered[bisect_left(ordered, latest.popleft())]
         self._measure()
 
     def _measure(self) -> None:
@@ -143,10 +148,6 @@ class ErrorRatios:
             ordered[round(0.5 * last)],
             ordered[round((1.0 - self.high_level) * last)],
         )
-
-
-def _moved(level: float, is_outside: bool) -> float:
-    return min(max(level + _LEVEL_GAIN * (TAIL - is_outside), _LOWEST_LEVEL), _HIGHEST_LEVEL)
 
 
 class Judgement(NamedTuple):
@@ -240,21 +241,24 @@ class AgentQuotes:
         self._learnt_at = now
         if outcome.ttft_seconds > 0:
             self._first.learn((*features[:3], _OVERHEAD_SECONDS), outcome.ttft_seconds)
-        if outcome.tpot_seconds > 0:
-            self._decode.learn((*features[3:], _STEP_SECONDS), outcome.tpot_seconds)
+        tpot_seconds = outcome.tpot_seconds
+        if tpot_seconds > 0:
+            self._decode.learn((*features[3:], _STEP_SECONDS), tpot_seconds)
         self.weights = Weights(*self._first.weights, *self._decode.weights)
         return True
 
     def _learn_pace(self, features: Features, outcome: Went) -> None:
         """Slowly: equal agents must not look unequal for the chance in their last few requests."""
-        modelled = (
-            features.queue + features.prefill + features.step + max(outcome.output_tokens - 1, 0) * features.decode
-        )
-        if modelled <= 0 or outcome.total_seconds <= 0:
+        queue, prefill, step, decode, _ = features
+        _, total_seconds, num_tokens = outcome
+        modelled = queue + prefill + step + (num_tokens - 1 if num_tokens > 1 else 0) * decode
+        if modelled <= 0 or total_seconds <= 0:
             return
-        self._num_learnt = min(self._num_learnt + 1, _PACE_OUTCOMES)
-        error = math.log(outcome.total_seconds / modelled) - self._log_pace
-        self._log_pace += max(min(error, _MAX_LOG_PACE), -_MAX_LOG_PACE) / (self._num_learnt + _PRIOR_OUTCOMES)
+        if self._num_learnt < _PACE_OUTCOMES:
+            self._num_learnt += 1
+        error = math.log(total_seconds / modelled) - self._log_pace
+        error = _MAX_LOG_PACE if error > _MAX_LOG_PACE else -_MAX_LOG_PACE if error < -_MAX_LOG_PACE else error
+        self._log_pace += error / (self._num_learnt + _PRIOR_OUTCOMES)
         self._log_pace = max(min(self._log_pace, _MAX_LOG_PACE), -_MAX_LOG_PACE)
         self.pace = math.exp(self._log_pace)
 
