@@ -64,7 +64,7 @@ def prepare(settings: AgentSettings) -> Iterator[Prepared]:
     ) as error:  # fmt: skip
         raise StartupError(str(error)) from error
     template = None if settings.chat_template is None else read_chat_template(settings.chat_template, source.tokenizer)
-    engine = EngineProcess(engine_command(settings, pal.plan))
+    engine = EngineProcess(engine_command(settings, pal.plan, pal.capability))
     try:
         yield Prepared(source, pal, engine, template)
     finally:
@@ -98,8 +98,8 @@ def read_chat_template(path: Path, files: TokenizerFiles) -> str:
     return source
 
 
-def engine_command(settings: AgentSettings, plan: Plan) -> list[str]:
-    """The engine process' command line, all but its socket."""
+def engine_command(settings: AgentSettings, plan: Plan, capability: str = "") -> list[str]:
+    """The engine process' command line, all but its socket. `capability`: of the GPU, for which it compiles ahead."""
     from dragoman_agent.engine.config import EngineConfig
 
     config = EngineConfig(
@@ -111,6 +111,7 @@ def engine_command(settings: AgentSettings, plan: Plan) -> list[str]:
         null_speed=settings.null_speed,
         log_level=settings.log_level,
         kv_disk_dir=str(settings.kv_disk_dir.absolute()) if settings.kv_disk_dir else "",
+        capability=capability,
     )
     # -P: the working directory is not searched for modules.
     return [sys.executable, "-P", "-m", "dragoman_agent.engine.process", "--config", config.to_json()]

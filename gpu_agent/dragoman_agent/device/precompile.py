@@ -101,6 +101,7 @@ def order_of(model: ModelConfig, plan: Plan, capability: str) -> dict[str, Any]:
     return {
         "target": int(capability.replace(".", "")),
         "page_size": plan.page_size,
+        "cache_dtype": "float8_e4m3fn" if plan.kv_dtype.startswith("float8") else "bfloat16",
         "eps": model.rms_norm_eps,
         "qk_norm": model.qk_norm,
         "heads": [model.num_heads, model.num_kv_heads, model.head_dim],
@@ -155,7 +156,7 @@ class _Shapes:
 
     def cache(self) -> Any:
         _, num_kv_heads, head_dim = self.heads
-        return self.tensor(2, num_kv_heads, self.order["page_size"], head_dim)
+        return self.tensor(2, num_kv_heads, self.order["page_size"], head_dim, dtype=self.order["cache_dtype"])
 
 
 def _norm(at: _Shapes, form: Form) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from dragoman.v1 import error_pb2
 from dragoman_agent.device import Device, DeviceError, open_device
 from dragoman_agent.device.base import LoadProgress
+from dragoman_agent.device.precompile import Compilers, start_compilers
 from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core, warm_up
@@ -41,13 +42,19 @@ def open_source(spec: str, device: str, cache_dir: Path | None) -> ModelSource:
 def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCore]:
     """Device and core, ready for requests; progress goes to the rpc process. Raises DeviceError or ModelFileError."""
 
+    compilers: Compilers | None = None
+
     def report(progress: LoadProgress) -> None:
+        if compilers is not None and progress.phase == "warmup":
+            compilers.wait()  # the first step launches what they compile
         connection.send(Progress(progress.phase, progress.done, progress.total, progress.unit))
 
     begun = time.monotonic()
     report(LoadProgress("open", 0, 1, "steps"))
     model = open_source(config.model, config.device, config.cache_path)
     model.check()
+    if config.device == "cuda" and config.capability:
+        compilers = start_compilers(model.config, config.plan, config.capability)
     device = open_device(
         config.device,
         index=config.plan.device_index,
@@ -65,6 +72,9 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
     except BaseException:
         device.close()
         raise
+    finally:
+        if compilers is not None:
+            compilers.close()
     info: dict[str, Any] = {
         "device": config.device,
         "model": model.name,

@@ -48,6 +48,7 @@ class PalResult:
     with_steps: Callable[[TimedSteps], MakePlan] | None = (
         None  # `make_plan` that also knows whole steps as they were timed
     )
+    capability: str = ""  # of the chosen GPU itself, as "9.0": a forced profile may be of another
 
 
 def start_on_device(
@@ -107,7 +108,10 @@ def start_on_device(
     for decision in (*decisions, _waiting_decision(plan), _load_decision(held, plan), _prefill_decision(plan)):
         log.record(decision)
     view = HardwareView(held, selection, plan, log)
-    return PalResult(plan, view, log, chosen.device.facts.name, chosen.reason, held, make_plan, with_steps)
+    told = chosen.device.values.get("compute.capability")
+    capability = str(told.value) if told is not None else ""
+    name, reason = chosen.device.facts.name, chosen.reason
+    return PalResult(plan, view, log, name, reason, held, make_plan, with_steps, capability)
 
 
 def _measured(device: FoundDevice, cache_dir: Path) -> tuple[Profile, Decision]:

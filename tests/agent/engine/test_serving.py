@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
+from typing import Any
 
 import pytest
 
+from dragoman_agent.device.base import LoadProgress
+from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine import serving
 from dragoman_agent.engine.config import EngineConfig
@@ -40,3 +44,43 @@ def test_a_failed_start_is_one_line(
     assert "\n" not in fatal.message
     assert part in caplog.text
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("capability", ["9.0", ""])
+def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_first_step(
+    monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
+    seen: list[str] = []
+
+    class Workers:
+        def wait(self) -> None:
+            seen.append("waited")
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    class Device(NullDevice):
+        def load(self, model: Any, plan: Any, progress: Any) -> None:
+            seen.append("weights")
+            super().load(model, plan, lambda _: None)
+            progress(LoadProgress("warmup", 0, 1, "steps"))
+            seen.append("first step")
+
+    def start(model: Any, plan: Any, wanted: str) -> Workers:
+        seen.append(f"compile for {wanted}")
+        return Workers()
+
+    monkeypatch.setattr(serving, "start_compilers", start)
+    monkeypatch.setattr(serving, "open_device", lambda *_, **__: Device())
+    monkeypatch.setattr(serving, "open_source", lambda *_: NullModel())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        device, _ = serving.load(
+            serving.Connection(theirs), dataclasses.replace(CONFIG, device="cuda", capability=capability)
+        )
+        device.close()
+    if not capability:
+        assert seen == ["weights", "first step"]
+        return
+    assert seen[:4] == ["compile for 9.0", "weights", "waited", "first step"]
+    assert seen[-1] == "closed"
