@@ -277,3 +277,37 @@ def test_only_evictions_that_an_allocation_waited_for_are_timed() -> None:
     pool.evict(1)
     assert pool.eviction_seconds == 0.0
     assert pool.allocate(4) is not None and pool.eviction_seconds > 0.0
+
+
+def test_idle_blocks_are_handed_out_coldest_first_and_once() -> None:
+    pool = BlockPool(8)
+    pool.follow()
+    first, second = pool.allocate(1), pool.allocate(1)
+    assert first is not None and second is not None
+    blocks = [first[0], second[0]]
+    for table, name in ((first, b"a"), (second, b"b")):
+        assert pool.cache_full_block(table[0], PageHash(name, ()), None)
+    pool.free(second)
+    pool.free(first)
+    pool.acquire([blocks[1]])  # in use again: not idle
+    assert pool.next_idle() == blocks[0] and pool.next_idle() is None
+    pool.free([blocks[1]])
+    assert pool.next_idle() == blocks[1] and pool.next_idle() is None
+    assert pool.block_of(b"a") == blocks[0] and pool.block_of(b"c") is None
+    assert pool.take_evicted() == []
+    pool.evict(2)
+    assert sorted(pool.take_evicted()) == [b"a", b"b"] and pool.take_evicted() == []
+
+
+def test_the_list_of_idle_blocks_stays_short() -> None:
+    pool = BlockPool(4)
+    pool.follow()
+    table = pool.allocate(1)
+    assert table is not None
+    block = table[0]
+    pool.cache_full_block(block, PageHash(b"a", ()), None)
+    pool.free(table)
+    for _ in range(100):
+        pool.acquire([block])
+        pool.free([block])
+    assert len(pool._idle) <= 17 and pool.next_idle() == block

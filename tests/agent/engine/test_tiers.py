@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dragoman.step_model import StepModel
 from dragoman_agent.cache.disk_store import SUFFIX, DiskTierError
@@ -390,3 +393,48 @@ def test_blocks_below_can_be_exported(lab: Any, start: Any) -> None:
     assert (
         np.frombuffer(answer.blocks[0].data, np.uint8).tolist() == here.core.tiers.lower.host.row(entry.slot).tolist()
     )
+
+
+FAMILIES = [prompt(100 + family, 400) for family in range(4)]
+LIVES = st.tuples(
+    st.integers(0, 3),  # which family of prompts
+    st.integers(40, 400),  # how much of it
+    st.integers(1, 12),  # tokens wanted
+    st.integers(0, 12),  # turns until it is cancelled; 0 never
+    st.integers(0, 6),  # turns before the next one comes
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lives=st.lists(LIVES, min_size=5, max_size=25), num_host=st.sampled_from([0, 9, 60]), with_disk=st.booleans())
+def test_whatever_comes_no_token_is_wrong_and_nothing_is_lost(
+    lab: Any, start: Any, answers: Any, tmp_path: Path, lives: Any, num_host: int, with_disk: bool
+) -> None:
+    sizes = TierSizes(
+        num_host * BLOCK_BYTES, 11 * (BLOCK_BYTES + 200) if with_disk else 0, str(tmp_path / uuid.uuid4().hex)
+    )
+    device = SlowDevice()
+    here = small(lab, tiers=sizes, device=device)
+    oracle = lab(step_model=SLOW_PREFILL)
+    cancelled: dict[str, int] = {}
+    for number, (family, length, num_tokens, cancel_after, pause) in enumerate(lives):
+        name = f"r{number}"
+        here.core.receive(start(name, FAMILIES[family][:length], num_tokens))
+        oracle.core.receive(start(name, FAMILIES[family][:length], num_tokens))
+        if cancel_after:
+            cancelled[name] = cancel_after
+        here.turn(pause)
+        for other, left in list(cancelled.items()):
+            cancelled[other] = left - pause
+            if cancelled[other] <= 0:
+                here.core.receive(Cancel(other))
+    here.run()
+    oracle.run()
+    found, wanted = answers(here.events), answers(oracle.events)
+    for key, answer in wanted.items():
+        got = found[key].token_ids
+        assert got == (answer.token_ids[: len(got)] if found[key].finish == "cancelled" else answer.token_ids)
+    if here.core.tiers is not None:
+        assert_at_rest(here)
+        assert all(len(index._entries) <= index.capacity for _, index in here.core.tiers.lower.indices)
+        here.core.tiers.close()
