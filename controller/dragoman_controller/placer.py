@@ -169,7 +169,7 @@ class Placer:
         served = self._served[chosen.agent_id, model]
         expected = expect(score, shape, served, chosen, now)
         quote = quote_of(request, expected, served)
-        part = RequestPart(claims_of(request, served.model))
+        part = RequestPart(claims_of, request, served.model)
         ticket = self._ticket(request, served, part, score.cached_tokens, now)
         fallback = None
         if fallback_index is not None:
@@ -177,7 +177,7 @@ class Placer:
             cached = min(cached_tokens.get(other_id, 0), shape.prompt_tokens - 1) if cached_tokens else 0
             other = self._served[other_id, model]
             if other.model.max_context_tokens != served.model.max_context_tokens:
-                part = RequestPart(claims_of(request, other.model))
+                part = RequestPart(claims_of, request, other.model)
             fallback = self._ticket(request, other, part, cached, now)
         snapshot = candidates.snapshot()
         usable_until = now + USABLE_SECONDS

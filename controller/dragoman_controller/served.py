@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dragoman_controller.candidates import AgentView, Candidates, Score, Shape
 from dragoman_controller.fleet import AgentSpec, Member, ModelSpec
@@ -25,14 +25,9 @@ class Served(NamedTuple):
     destination: Destination
 
 
-class Expected(NamedTuple):
-    """Seconds as the weights of the agent have it."""
-
-    ttft_seconds: float
-    tpot_seconds: float
-    features: Features
-    prefill_seconds: float
-    waits_for_slot: bool
+Expected: TypeAlias = tuple[float, float, Features, float, bool]
+"""TTFT, TPOT, what they are made of, own prefill, each in seconds as the weights of the agent have it; and whether a slot is
+waited for."""
 
 
 def expect(score: Score, shape: Shape, served: Served, view: AgentView, now: float) -> Expected:
@@ -52,7 +47,7 @@ def expect(score: Score, shape: Shape, served: Served, view: AgentView, now: flo
     ttft, tpot = quotes.expect(features)
     if slot_seconds > elapsed:
         ttft += slot_seconds - elapsed
-    return Expected(ttft, tpot, features, quotes.weights.prefill * features.prefill, slot_seconds > 0.0)
+    return ttft, tpot, features, quotes.weights.prefill * features.prefill, slot_seconds > 0.0
 
 
 def quote_of(request: AdmissionRequest, expected: Expected, served: Served) -> Quote:
@@ -60,7 +55,7 @@ def quote_of(request: AdmissionRequest, expected: Expected, served: Served) -> Q
     num_tokens = request.output_tokens(served.model.max_context_tokens)
     if request.resume is not None:
         num_tokens = max(num_tokens - request.resume.from_cursor // request.num_choices, 1)
-    ttft, tpot = expected.ttft_seconds, expected.tpot_seconds
+    ttft, tpot = expected[:2]
     return served.quotes.quote(ttft, tpot, ttft + (num_tokens - 1) * tpot)
 
 

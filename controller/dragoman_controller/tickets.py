@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -135,16 +136,17 @@ class Signer:
 class RequestPart:
     """What the tickets of one request have in common; serialized when the first of them is asked for, once."""
 
-    __slots__ = ("_claims", "_serialized")
+    __slots__ = ("_claims_of", "_request", "_serialized")
 
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
+    def __init__(self, claims_of: Callable[..., Claims], *request: object) -> None:
+        """`claims_of(*request)` are the claims; asked once, when they are needed."""
+        self._claims_of, self._request = claims_of, request
         self._serialized = b""
 
     def serialized(self) -> bytes:
         """As fields of TicketClaims."""
         if not self._serialized:
-            claims, part = self._claims, _REQUEST_PART
+            claims, part = self._claims_of(*self._request), _REQUEST_PART
             part.prompt_digest = claims.prompt_digest
             part.max_prompt_tokens, part.max_output_tokens = claims.max_prompt_tokens, claims.max_output_tokens
             part.priority = claims.priority  # type: ignore[assignment]

@@ -96,7 +96,7 @@ def minted(mint: TicketMinter, confirmed: tuple[int, ...] | None = None, **field
     not_after_ms = fields.pop("not_after_ms", NOW_MS + 10_000)
     tenant = fields.pop("tenant", "team")
     claims = Claims(b"p" * 32, max_prompt_tokens=100, max_output_tokens=50, priority=2)._replace(**fields)
-    return mint.mint(bearer, RequestPart(claims), tenant, not_after_ms, confirmed)
+    return mint.mint(bearer, RequestPart(lambda: claims), tenant, not_after_ms, confirmed)
 
 
 def minter(*keys: CellKey) -> TicketMinter:

@@ -10,7 +10,7 @@ import struct
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dragoman_controller.native.build import NativeUnavailable, build, cache_dir
 
@@ -47,17 +47,9 @@ class _Table(ctypes.Structure):
     )
 
 
-class Found(NamedTuple):
-    """What a search found: agents by index, and the seconds of the chosen one. `fallback` is -1 where there is none."""
-
-    num_ties: int
-    chosen: int
-    fallback: int
-    queue_seconds: float
-    prefill_seconds: float
-    step_seconds: float
-    modelled_step_seconds: float
-    cached_tokens: float
+Found: TypeAlias = tuple[int, int, int, float, float, float, float, float]
+"""What a search found: number of ties, the chosen agent and the fallback (-1: none) by index, and of the chosen one the
+seconds of queue, prefill, step, and step by the model alone, and the cached tokens."""
 
 
 class Library:
@@ -207,4 +199,5 @@ class SearchTable:
 
     def found(self) -> Found:
         """What the last search found."""
-        return Found._make(_FOUND.unpack_from(self._found))
+        found: Found = _FOUND.unpack_from(self._found)
+        return found
