@@ -19,6 +19,7 @@ from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core, warm_up
 from dragoman_agent.engine.loop import Connection, run
 from dragoman_agent.engine.messages import Fatal, Progress, ProtocolError, Ready
+from dragoman_agent.engine.start_times import StartTimes
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_cli.failure import import_problem
@@ -42,17 +43,24 @@ def open_source(spec: str, device: str, cache_dir: Path | None) -> ModelSource:
 def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCore]:
     """Device and core, ready for requests; progress goes to the rpc process. Raises DeviceError or ModelFileError."""
 
+    times = StartTimes()
+    times.mark("imports")
     compilers: Compilers | None = None
+    ended = {"weights": "context", "kv": "weights", "warmup": "memory"}  # by the phase that then begins
 
     def report(progress: LoadProgress) -> None:
-        if compilers is not None and progress.phase == "warmup":
-            compilers.wait()  # the first step launches what they compile
+        if progress.phase in ended:
+            times.mark(ended.pop(progress.phase))
+            if compilers is not None and progress.phase == "warmup":
+                compilers.wait()  # the first step launches what they compile
+                times.mark("kernels")
         connection.send(Progress(progress.phase, progress.done, progress.total, progress.unit))
 
     begun = time.monotonic()
     report(LoadProgress("open", 0, 1, "steps"))
     model = open_source(config.model, config.device, config.cache_path)
     model.check()
+    times.mark("model files")
     if config.device == "cuda" and config.capability:
         compilers = start_compilers(model.config, config.plan, config.capability)
     device = open_device(
@@ -62,13 +70,16 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
         null_oracle=config.null_oracle,
         null_speed=config.null_speed,
     )
+    times.mark("device library")
     try:
         device.load(model, config.plan, report)
+        times.mark("graphs and timed steps")
         core = build_core(device, model, config.plan, tier_sizes=config.tier_sizes)
         report(LoadProgress("warmup", 0, 1, "steps"))
         first = model.config.bos_token_id
         warm_up(core, [0 if first is None else first])
         report(LoadProgress("warmup", 1, 1, "steps"))
+        times.mark("first step")
     except BaseException:
         device.close()
         raise
@@ -81,7 +92,9 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
         "weight_bytes": model.total_bytes,
         **getattr(device, "info", {}),
         "load_seconds": time.monotonic() - begun,
+        "start_seconds": times.seconds,
     }
+    logger.debug("start: %s", times)
     if core.exchange is not None:
         kept = core.exchange.format
         info |= {"kv_type": kept.kv_type, "kv_layout": kept.layout, "kv_block_bytes": kept.block_bytes}

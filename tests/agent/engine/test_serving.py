@@ -14,7 +14,7 @@ from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine import serving
 from dragoman_agent.engine.config import EngineConfig
-from dragoman_agent.engine.messages import Fatal, FrameDecoder
+from dragoman_agent.engine.messages import Fatal, FrameDecoder, Ready
 
 CONFIG = EngineConfig("null", "null", default_null_plan(NullModel(), num_blocks=16))
 
@@ -79,8 +79,12 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
             serving.Connection(theirs), dataclasses.replace(CONFIG, device="cuda", capability=capability)
         )
         device.close()
+        *_, ready = FrameDecoder().feed(ours.recv(1 << 20))
+    assert isinstance(ready, Ready)
+    parts = ready.info["start_seconds"]
+    assert list(parts)[:3] == ["imports", "model files", "device library"] and list(parts)[-1] == "first step"
+    assert parts["imports"] > 0 and all(seconds >= 0 for seconds in parts.values())
     if not capability:
-        assert seen == ["weights", "first step"]
+        assert seen == ["weights", "first step"] and "kernels" not in parts
         return
-    assert seen[:4] == ["compile for 9.0", "weights", "waited", "first step"]
-    assert seen[-1] == "closed"
+    assert seen == ["compile for 9.0", "weights", "waited", "first step", "closed"] and "kernels" in parts
