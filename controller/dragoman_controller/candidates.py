@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 from dragoman_controller.floors import Floors
 from dragoman_controller.native.library import Library, SearchTable
 from dragoman_controller.steps import DecodeRow, StepTable
+from dragoman_controller.tuples import new
 
 # The usual context follows the last hundred requests or so.
 _USUAL_WEIGHT = 0.02
@@ -329,7 +330,7 @@ class Candidates:
         """What the views are now, without a copy of all of them each time."""
         if len(self._replaced) > _MAX_NUM_REPLACED:
             self._base, self._replaced = tuple(self.views), []
-        return Snapshot(self._base, self._replaced, len(self._replaced))
+        return new(Snapshot, (self._base, self._replaced, len(self._replaced)))
 
     def learn(self, shape: Shape) -> None:
         """Lets the usual context follow the requests: bounds are nearest there. It shapes the work of a search alone."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from dragoman_controller.fleet import Load
 from dragoman_controller.quote import NO_FEATURES, Features
+from dragoman_controller.tuples import new
 
 # A ticket needs this long to reach its agent and show up in the load; counting it twice for so long does no harm.
 TRAVEL_SECONDS = 0.05
@@ -201,13 +202,17 @@ class Ledger:
             for grant in recent:
                 if not grant.ended:
                     account.queue_up(grant)
-        num_requests, num_slots = load.num_requests + account.recent_slots, account.num_open_slots
-        return Debit(
-            num_requests if num_requests > num_slots else num_slots,
-            load.pending_prefill_tokens + account.recent_uncached,
-            load.running_context_tokens + account.recent_context,
-            load.running_requests + account.recent_slots,
-            account.busy_until,
+        num_requests = load.waiting_requests + load.running_requests + account.recent_slots
+        num_slots = account.num_open_slots
+        return new(
+            Debit,
+            (
+                num_requests if num_requests > num_slots else num_slots,
+                load.pending_prefill_tokens + account.recent_uncached,
+                load.running_context_tokens + account.recent_context,
+                load.running_requests + account.recent_slots,
+                account.busy_until,
+            ),
         )
 
     def _close(self, grant: Grant) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from dragoman_controller.candidates import Candidates, Score, Shape
 from dragoman_controller.native.library import BARRED, SearchTable
+from dragoman_controller.tuples import new
 
 TIE_RATIO = 1.02
 # Where the whole takes long, 2 % of it may be many times the wait for the first token, which a reader notices first.
@@ -104,8 +105,8 @@ def _search(
     if num_ties > 1:
         table.draw(rng.random(), rng.random())
     _, chosen, fallback, queue, prefill, step, modelled, cached = table.found()
-    score = Score(queue, prefill, (shape.output_tokens - 1) * step, step, int(cached), modelled)
-    return Placement(chosen, score, None if fallback < 0 else fallback, num_ties)
+    score = new(Score, (queue, prefill, (shape.output_tokens - 1) * step, step, int(cached), modelled))
+    return new(Placement, (chosen, score, None if fallback < 0 else fallback, num_ties))
 
 
 def _seconds(weighed: Weighed) -> float:

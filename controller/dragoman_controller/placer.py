@@ -22,6 +22,7 @@ from dragoman_controller.quote import Judgement, Quote, Quotes, Went
 from dragoman_controller.requests import AdmissionRequest, Resume, shape_of
 from dragoman_controller.served import Expected, Served, claims_of, expect, quote_of
 from dragoman_controller.tickets import USABLE_SECONDS, Bearer, RequestPart, TicketMinter
+from dragoman_controller.tuples import new
 from dragoman_controller.views import PromptSizes, ServiceTimes, plan_of, view_of
 
 _OTHER_PLAN = "a stream goes on where plan and architecture are those it began with"
@@ -197,7 +198,7 @@ class Placer:
             )
         )
         self._refresh(served.member)
-        return Granted(ticket, fallback, quote, usable_until)
+        return new(Granted, (ticket, fallback, quote, usable_until))
 
     def learn(self, grant: Grant, outcome: Went, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Judgement]:
         """Takes how a request of the agent it was placed at went; tells how its quote did.
@@ -294,7 +295,7 @@ class Placer:
         member = served.member
         not_after_ms = member.agent_clock_ms(now) + _USABLE_MS
         minted = self._minter.mint(served.bearer, part, request.tenant, not_after_ms, member.confirmed_key_ids)
-        return Ticket(minted, served.destination, USABLE_SECONDS, cached_tokens)
+        return new(Ticket, (minted, served.destination, USABLE_SECONDS, cached_tokens))
 
     def _debit(
         self,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from dragoman_controller.recent import MAX_NUM_AGENTS, RecentAgents
 from dragoman_controller.regression import Regression
+from dragoman_controller.tuples import new
 
 # Observed over predicted before anything was observed: eleven values whose median is 1, p10 0.75 and p90 1.5.
 # Chosen wide, so that the first quotes promise little; each observation moves the interval, and these fade out.
@@ -143,11 +144,8 @@ class ErrorRatios:
     def _measure(self) -> None:
         ordered = self._sorted
         last = len(ordered) - 1
-        self.quantiles = Quantiles(
-            ordered[round(self.low_level * last)],
-            ordered[round(0.5 * last)],
-            ordered[round((1.0 - self.high_level) * last)],
-        )
+        p10, p90 = ordered[round(self.low_level * last)], ordered[round((1.0 - self.high_level) * last)]
+        self.quantiles = new(Quantiles, (p10, ordered[round(0.5 * last)], p90))
 
 
 class Judgement(NamedTuple):
@@ -210,7 +208,7 @@ class AgentQuotes:
 
     def quote(self, ttft_seconds: float, tpot_seconds: float, finish_seconds: float) -> Quote:
         """The quote from what the weights expect."""
-        return Quote(ttft_seconds, tpot_seconds, finish_seconds, self.ratios)
+        return new(Quote, (ttft_seconds, tpot_seconds, finish_seconds, self.ratios))
 
     def judge(self, predicted: tuple[float, float, float], outcome: Went) -> list[Judgement]:
         """Takes an outcome; `predicted` are TTFT, TPOT and finish as the weights had it, for the tokens that came."""
@@ -226,9 +224,8 @@ class AgentQuotes:
                 continue
             p10, p50, p90 = ratios.quantiles
             middle = expected * p50
-            judgements.append(
-                Judgement(quantity, abs(observed - middle) / middle, expected * p10 <= observed <= expected * p90)
-            )
+            is_inside = expected * p10 <= observed <= expected * p90
+            judgements.append(new(Judgement, (quantity, abs(observed - middle) / middle, is_inside)))
             ratios.add(observed / expected)
         self.ratios = self._ttft.quantiles, self._tpot.quantiles, self._finish.quantiles
         return judgements

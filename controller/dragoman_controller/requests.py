@@ -12,6 +12,7 @@ from dragoman.limits import MAX_EMBED_TOKENS, MAX_NUM_CHOICES, MAX_NUM_INPUTS, M
 from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman.v1 import error_pb2
 from dragoman_controller.candidates import Shape
+from dragoman_controller.tuples import new
 
 MAX_ID_BYTES = 128
 DIGEST_BYTES = 32
@@ -119,13 +120,16 @@ def shape_of(request: AdmissionRequest, prompt_tokens: int, largest_context: int
     """
     min_context, most_output = request.min_context_tokens(), request.max_output_tokens
     output_tokens = request.predicted_output_tokens()
-    # By position and with comparisons: it is made for each request.
-    return Shape(
-        prompt_tokens if prompt_tokens < largest_context else largest_context,
-        output_tokens if output_tokens < largest_context else largest_context,
-        request.num_choices,
-        min_context,
-        min_context - 1 + (most_output if most_output > 1 else 1),
+    # With comparisons: it is made for each request.
+    return new(
+        Shape,
+        (
+            prompt_tokens if prompt_tokens < largest_context else largest_context,
+            output_tokens if output_tokens < largest_context else largest_context,
+            request.num_choices,
+            min_context,
+            min_context - 1 + (most_output if most_output > 1 else 1),
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from dragoman_controller.granted import Destination
 from dragoman_controller.quote import AgentQuotes, Features, Quote
 from dragoman_controller.requests import AdmissionRequest
 from dragoman_controller.tickets import Bearer, Claims
+from dragoman_controller.tuples import new
 
 
 class Served(NamedTuple):
@@ -36,18 +37,22 @@ def expect(score: Score, shape: Shape, served: Served, view: AgentView, now: flo
     elapsed = now - view.made_at if now > view.made_at else 0.0
     backlog_seconds, slot_seconds = view.backlog_seconds, view.slot_seconds
     decode = score.modelled_step_seconds
-    features = Features(
-        backlog_seconds - elapsed if backlog_seconds > elapsed else 0.0,
-        view.steps.prefill_seconds(shape.prompt_tokens - score.cached_tokens),
-        view.running_step_seconds,
-        decode,
-        view.observed_step_seconds or decode,
+    prefill = view.steps.prefill_seconds(shape.prompt_tokens - score.cached_tokens)
+    features = new(
+        Features,
+        (
+            backlog_seconds - elapsed if backlog_seconds > elapsed else 0.0,
+            prefill,
+            view.running_step_seconds,
+            decode,
+            view.observed_step_seconds or decode,
+        ),
     )
     quotes = served.quotes
     ttft, tpot = quotes.expect(features)
     if slot_seconds > elapsed:
         ttft += slot_seconds - elapsed
-    return ttft, tpot, features, quotes.weights.prefill * features.prefill, slot_seconds > 0.0
+    return ttft, tpot, features, quotes.weights.prefill * prefill, slot_seconds > 0.0
 
 
 def quote_of(request: AdmissionRequest, expected: Expected, served: Served) -> Quote:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dragoman.step_model import StepModel
 
@@ -71,6 +71,18 @@ class DecodeRow:
         ), slope
 
 
+class _Rows(dict[int, DecodeRow]):
+    """The rows of a model by batch size, each built when it is first asked for."""
+
+    def __init__(self, model: StepModel) -> None:
+        super().__init__()
+        self._model = model
+
+    def __missing__(self, batch_size: int) -> DecodeRow:
+        row = self[batch_size] = _row_of(self._model, batch_size)
+        return row
+
+
 class StepTable:
     """A StepModel with its rows remembered by batch size."""
 
@@ -79,14 +91,12 @@ class StepTable:
         self.base_seconds = model.prefill_base_seconds
         self.seconds_per_prompt_token = 1.0 / model.prefill_tokens_per_second
         self.pace_seconds = model.decode_step_seconds(1, _PACE_CONTEXT_TOKENS)
-        self._rows: dict[int, DecodeRow] = {}
+        self.row: Callable[[int], DecodeRow] = _Rows(model).__getitem__
+        """The decode row of a whole batch size. Asked for so often that a function around the dict would be most of it."""
 
-    def row(self, batch_size: int) -> DecodeRow:
-        """The decode row of a whole batch size."""
-        row = self._rows.get(batch_size)
-        if row is None:
-            row = self._rows[batch_size] = self._build(batch_size)
-        return row
+    def __reduce__(self) -> tuple[type[StepTable], tuple[StepModel]]:
+        """Another process builds its own rows."""
+        return StepTable, (self.model,)
 
     def prefill_seconds(self, num_tokens: float) -> float:
         """As StepModel.prefill_seconds."""
@@ -95,16 +105,16 @@ class StepTable:
         seconds = num_tokens * self.seconds_per_prompt_token
         return seconds if seconds > self.base_seconds else self.base_seconds
 
-    def _build(self, batch_size: int) -> DecodeRow:
-        """StepModel.decode_step_seconds at each context of the grid, with the batch sizes around found only once."""
-        model = self.model
-        contexts, batches, grid = model.context_tokens, model.batch_sizes, model.decode_seconds_grid
-        width = len(contexts)
-        if len(batches) == 1:
-            return DecodeRow(contexts, [max(seconds, 0.0) for seconds in grid])
-        lower = bisect_right(batches, batch_size, 1, len(batches) - 1) - 1
-        weight = (batch_size - batches[lower]) / (batches[lower + 1] - batches[lower])
-        low, high = grid[lower * width : (lower + 1) * width], grid[(lower + 1) * width : (lower + 2) * width]
-        # The unclamped line between two knots is what StepModel continues past the edge and clamps afterwards;
-        # clamping the knots themselves differs only for a model that predicts negative times.
-        return DecodeRow(contexts, [max(a + weight * (b - a), 0.0) for a, b in zip(low, high, strict=True)])
+
+def _row_of(model: StepModel, batch_size: int) -> DecodeRow:
+    """StepModel.decode_step_seconds at each context of the grid, with the batch sizes around found only once."""
+    contexts, batches, grid = model.context_tokens, model.batch_sizes, model.decode_seconds_grid
+    width = len(contexts)
+    if len(batches) == 1:
+        return DecodeRow(contexts, [max(seconds, 0.0) for seconds in grid])
+    lower = bisect_right(batches, batch_size, 1, len(batches) - 1) - 1
+    weight = (batch_size - batches[lower]) / (batches[lower + 1] - batches[lower])
+    low, high = grid[lower * width : (lower + 1) * width], grid[(lower + 1) * width : (lower + 2) * width]
+    # The unclamped line between two knots is what StepModel continues past the edge and clamps afterwards;
+    # clamping the knots themselves differs only for a model that predicts negative times.
+    return DecodeRow(contexts, [max(a + weight * (b - a), 0.0) for a, b in zip(low, high, strict=True)])

@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from dragoman.errors import DragomanError
 from dragoman.limits import TICKET_JTI_BYTES, TICKET_KEY_BYTES, TICKET_MODEL_DIGEST_BYTES, TICKET_VERSION
 from dragoman.v1 import error_pb2, ticket_pb2
+from dragoman_controller.tuples import new
 from dragoman_controller.wire import length_delimited, varint, varint_field
 
 # Holds for agent ids up to 28 bytes; a longer id makes the ticket longer by as much.
@@ -242,7 +243,7 @@ class TicketMinter:
             signer = self._make_signer(bearer, confirmed_key_ids)
         if not self._ids:
             self._ids = _draw_ids()
-        return Minted(self._ids.pop(), signer, request_part, tenant, not_after_ms)
+        return new(Minted, (self._ids.pop(), signer, request_part, tenant, not_after_ms))
 
     def open(self, token: bytes) -> ticket_pb2.TicketClaims:
         """The claims of one of our own tickets. Raises TICKET_INVALID when it is not one."""
