@@ -28,6 +28,7 @@ from dragoman_agent.device.base import (
 )
 from dragoman_agent.device.checks import check_batch, check_loadable
 from dragoman_agent.device.cuda_fixed import FixedOps
+from dragoman_agent.device.cuda_float8 import find_scales
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
@@ -41,7 +42,7 @@ from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
-from dragoman_agent.pal.plan import Plan, PrefillAttention
+from dragoman_agent.pal.plan import KV_FLOAT8, Plan, PrefillAttention
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace
 from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -109,6 +110,8 @@ class CudaDevice:
             "graph_batch_sizes": list(self._graphs),
             "decode_steps": timed,
         }
+        if self._cache.scales:
+            self.info["kv_scales"] = [list(pair) for pair in self._cache.scales]
 
     def _kernels(self) -> str:
         if self._plan.deterministic:
@@ -122,12 +125,6 @@ class CudaDevice:
         """The arena, taken once, and every buffer a step needs."""
         config, plan, device = self._config, self._plan, self._device
         progress(LoadProgress("kv", 0, plan.num_blocks, "steps"))
-        size = (config.num_layers, plan.num_blocks, config.num_kv_heads, plan.page_size, config.head_dim)
-        self._cache = PagedCache(
-            torch.zeros(size, dtype=self.dtype, device=device),
-            torch.zeros(size, dtype=self.dtype, device=device),
-        )
-        progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
         frequencies, factor = rope_frequencies(config)
         angles = torch.outer(
             torch.arange(plan.max_context_tokens, dtype=torch.float64), torch.from_numpy(frequencies).double()
@@ -136,6 +133,8 @@ class CudaDevice:
         rows = max(plan.max_num_seqs, plan.min_gemm_rows)
         self._stream: Stream = self._runtime.new_stream()
         self._ops = self._make_ops(cos, sin, rows)
+        self._cache = self._make_cache()
+        progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
         self._sampling = SamplingWorkspace(rows, config.vocab_size, device)
@@ -146,6 +145,19 @@ class CudaDevice:
         self._serial = 0
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
         self._graphs: dict[int, tuple[Graph, torch.Tensor]] = {}
+
+    def _make_cache(self) -> PagedCache:
+        """The arena; scales first where it is kept in eight bits, since finding them takes a layer's K and V as they are."""
+        config, plan, device = self._config, self._plan, self._device
+        size = (config.num_layers, plan.num_blocks, config.num_kv_heads, plan.page_size, config.head_dim)
+        if plan.kv_dtype != KV_FLOAT8:
+            return PagedCache(*(torch.zeros(size, dtype=self.dtype, device=device) for _ in "kv"))
+        scales = find_scales(
+            config, self._weights, self._ops, plan.page_size,
+            min(plan.max_batch_tokens, plan.max_context_tokens), self.dtype,
+        )  # fmt: skip
+        dtype = torch.float8_e4m3fn
+        return PagedCache(*(torch.zeros(size, dtype=torch.uint8, device=device).view(dtype) for _ in "kv"), scales)
 
     def _make_ops(self, cos: torch.Tensor, sin: torch.Tensor, num_rows: int) -> CudaOps:
         config, plan = self._config, self._plan
@@ -231,13 +243,13 @@ class CudaDevice:
         """See BlockDevice: on the stream of the steps."""
         self._check_loaded()
         with self._moving_blocks():
-            return torch_blocks.read_blocks(self._cache, blocks)
+            return torch_blocks.read_blocks(self._cache.raw, blocks)
 
     def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
         """See BlockDevice: on the stream of the steps."""
         self._check_loaded()
         with self._moving_blocks():
-            torch_blocks.write_blocks(self._cache, blocks, data)
+            torch_blocks.write_blocks(self._cache.raw, blocks, data)
 
     @property
     def max_num_copied_blocks(self) -> int:
@@ -269,7 +281,7 @@ class CudaDevice:
         self._check_loaded()
         if not hasattr(self, "_copier"):
             with self._moving_blocks():
-                self._copier = BlockCopier(self._runtime, self._cache, self._stream)
+                self._copier = BlockCopier(self._runtime, self._cache.raw, self._stream)
         return self._copier
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dragoman_agent.device.cuda_ops import CudaOps, DecodePart, PrefillPart
+from dragoman_agent.device.cuda_ops import CudaOps, DecodePart, PrefillPart, Scales
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.plan import Plan, PrefillAttention
 from dragoman_kernels.triton.attention_fixed import (
@@ -46,18 +46,20 @@ class FixedOps(CudaOps):
             num_stages=tile.num_stages, num_warps=tile.num_warps,
         )  # fmt: skip
 
-    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, part: DecodePart) -> Tensor:
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart) -> Tensor:
         return fixed_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, self._fixed, self._part_tokens,
             part.attention.num_splits, rows=self.prefill.block_m, block_n=self.prefill.block_n,
             num_stages=self.prefill.num_stages, num_warps=self.prefill.num_warps,
+            key_scale=scales[0], value_scale=scales[1],
         )  # fmt: skip
 
-    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, part: PrefillPart) -> Tensor:
+    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: PrefillPart) -> Tensor:
         return fixed_prefill_attention(
             q, keys, values, part.block_tables, part.query_starts, part.context_lens, part.work_list, self._fixed,
             self._part_tokens, rows=self.prefill.block_m, block_n=self.prefill.block_n,
             num_stages=self.prefill.num_stages, num_warps=self.prefill.num_warps,
+            key_scale=scales[0], value_scale=scales[1],
         )  # fmt: skip
 
 

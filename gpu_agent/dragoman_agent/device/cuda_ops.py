@@ -21,6 +21,9 @@ from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 
 
+Scales = tuple[float, float]  # of stored K and V, see PagedCache
+
+
 @dataclass(frozen=True, slots=True)
 class DecodePart:
     """The step's first sequences, one query token each."""
@@ -112,25 +115,26 @@ class CudaOps:
         config: ModelConfig,
     ) -> Tensor:
         """See Ops."""
-        keys, values = cache.keys[layer], cache.values[layer]
+        keys, values, scales = cache.keys[layer], cache.values[layer], cache.scales_of(layer)
         q = rope_and_cache(
             qkv, keys, values, self._cos, self._sin, step.positions, step.slots,
             config.num_heads, q_norm, k_norm, config.rms_norm_eps, dependent=self.dependent,
+            key_scale=scales[0], value_scale=scales[1],
         )  # fmt: skip
         decode, prefill = step.decode, step.prefill
         if decode is not None and prefill is None and len(decode.context_lens) == len(q):
-            return self._decode(q, keys, values, decode).view(len(q), -1)
+            return self._decode(q, keys, values, scales, decode).view(len(q), -1)
         if decode is None and prefill is not None:
-            return self._prefill(q, keys, values, prefill).view(len(q), -1)
+            return self._prefill(q, keys, values, scales, prefill).view(len(q), -1)
         out = torch.empty_like(q) if prefill is not None else torch.zeros_like(q)  # padding rows stay zero
         num_decodes = len(decode.context_lens) if decode is not None else 0
         if decode is not None:
-            out[:num_decodes] = self._decode(q[:num_decodes], keys, values, decode)
+            out[:num_decodes] = self._decode(q[:num_decodes], keys, values, scales, decode)
         if prefill is not None:
-            out[num_decodes:] = self._prefill(q[num_decodes:], keys, values, prefill)
+            out[num_decodes:] = self._prefill(q[num_decodes:], keys, values, scales, prefill)
         return out.view(len(q), -1)
 
-    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, part: PrefillPart) -> Tensor:
+    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: PrefillPart) -> Tensor:
         if part.library is not None and self.library is not None:
             out = torch.empty_like(q)
             self.library.run(q, keys, values, part.library, out)
@@ -139,13 +143,14 @@ class CudaOps:
         return paged_prefill_attention(
             q, keys, values, part.block_tables, part.query_starts, part.context_lens, part.work_list,
             block_m=launch.block_m, block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
+            key_scale=scales[0], value_scale=scales[1],
         )  # fmt: skip
 
-    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, part: DecodePart) -> Tensor:
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart) -> Tensor:
         launch, workspace = part.attention, self._workspace
         assert workspace is not None  # decode needs one, and was given one
         return paged_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
             block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
-            dependent=self.dependent,
+            key_scale=scales[0], value_scale=scales[1], dependent=self.dependent,
         )  # fmt: skip

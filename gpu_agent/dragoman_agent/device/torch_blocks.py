@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import torch
 
@@ -14,7 +16,10 @@ def block_format(cache: PagedCache) -> BlockFormat:
     num_layers, _, num_heads, page_size, head_dim = cache.keys.shape
     num_values = 2 * num_layers * num_heads * page_size * head_dim
     kind = str(cache.keys.dtype).removeprefix("torch.")
-    return BlockFormat(kind, "layer, k[head, token, dim] v[head, token, dim]", num_values * cache.keys.element_size())
+    layout = "layer, k[head, token, dim] v[head, token, dim]"
+    if cache.scales:  # equal bytes are equal numbers only under equal scales
+        layout += f"; scales {hashlib.sha256(repr(cache.scales).encode()).hexdigest()[:16]}"
+    return BlockFormat(kind, layout, num_values * cache.keys.element_size())
 
 
 def read_blocks(cache: PagedCache, blocks: Int32Array) -> UInt8Array:

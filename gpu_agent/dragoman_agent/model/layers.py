@@ -23,11 +23,23 @@ class PagedCache:
 
     keys: Tensor
     values: Tensor
+    scales: tuple[tuple[float, float], ...] = ()  # of K and V by layer, where they are kept in eight bits
 
     @property
     def page_size(self) -> int:
         """Tokens in a block."""
         return self.keys.shape[3]
+
+    @property
+    def raw(self) -> PagedCache:
+        """The same memory in a type that every tensor operation knows: bytes where it is kept in eight bits."""
+        if self.keys.element_size() > 1:
+            return self
+        return PagedCache(self.keys.view(torch.uint8), self.values.view(torch.uint8), self.scales)
+
+    def scales_of(self, layer: int) -> tuple[float, float]:
+        """What stored K and V of a layer are multiplied by."""
+        return self.scales[layer] if self.scales else (1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

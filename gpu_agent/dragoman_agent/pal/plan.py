@@ -15,6 +15,8 @@ _NOT_IN_DIGEST = (
     "kv_host_bytes", "kv_disk_bytes", "kv_link_bytes_per_second",
 )  # fmt: skip
 
+KV_FLOAT8 = "float8_e4m3fn"  # of `kv_dtype`: K and V in eight bits, each layer's times a scale
+
 PrefillVariant = Literal["paged", "fixed"]
 Reduction = Literal["l2", "shared"]
 

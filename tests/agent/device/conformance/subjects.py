@@ -11,7 +11,7 @@ from tests.agent.device.conformance.tiny_model import TinyModel
 from dragoman.step_model import StepModel
 from dragoman_agent.device.base import Device
 from dragoman_agent.device.null_model import NullModel
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, Plan, PrefillAttention
+from dragoman_agent.pal.plan import KV_FLOAT8, DecodeAttention, GemmDecode, GemmFixed, Plan, PrefillAttention
 
 PAGE = 16
 
@@ -122,6 +122,14 @@ def deterministic_subject() -> Subject:
     return Subject("cuda deterministic", CudaDevice, TinyModel, deterministic_plan("cuda"), tolerance=0.1)
 
 
+def float8_subject() -> Subject:
+    """The same with K and V in eight bits: as exact, and as far from float64 as those are."""
+    from dragoman_agent.device.cuda import CudaDevice
+
+    plan = deterministic_plan("cuda", KV_FLOAT8)
+    return Subject("cuda deterministic float8", CudaDevice, TinyModel, plan, tolerance=0.5)
+
+
 def hip_on_cuda_subject() -> Subject:
     """All of the HIP backend's code but the card: torch's namespace is the same, weights go through torch alone."""
     from dragoman_agent.device.hip import HipDevice
@@ -147,3 +155,11 @@ def interpreted_deterministic_subject() -> Subject:
 
     plan = deterministic_plan("cuda", "float32")
     return Subject("interpreted deterministic", InterpretedDevice, TinyModel, plan, tolerance=1e-4)
+
+
+def interpreted_float8_subject() -> Subject:
+    """The same with K and V in eight bits, which the interpreter rounds wrongly: equal bits are all that it can tell."""
+    from tests.agent.device.conformance.host_runtime import InterpretedDevice
+
+    plan = deterministic_plan("cuda", KV_FLOAT8)
+    return Subject("interpreted float8", InterpretedDevice, TinyModel, plan, tolerance=float("inf"))
