@@ -20,6 +20,7 @@ from dragoman_agent.device import torch_blocks
 from dragoman_agent.device.base import (
     BlockFormat,
     DeviceError,
+    DeviceMemoryError,
     Int32Array,
     LoadProgress,
     ProgressFn,
@@ -37,7 +38,7 @@ from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_run
 from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.engine.sampler import sample, score
+from dragoman_agent.engine.sampler import sample_some, score
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
@@ -225,6 +226,11 @@ class CudaDevice:
         try:
             with torch.inference_mode():
                 return self._run(batch)
+        except torch.OutOfMemoryError as error:
+            self._release_unused()
+            raise DeviceMemoryError(
+                f"a step of {len(batch.token_ids)} tokens does not fit: {str(error).splitlines()[0]}"
+            ) from None
         except self._wrong as error:
             raise DeviceError(f"Step {batch.step} failed on the GPU: {str(error).splitlines()[0]}") from error
 
@@ -294,8 +300,17 @@ class CudaDevice:
         try:
             with torch.inference_mode(), self._runtime.on(self._stream):
                 yield
+        except torch.OutOfMemoryError as error:
+            self._release_unused()
+            raise DeviceMemoryError(f"there is no room to move KV blocks: {str(error).splitlines()[0]}") from None
         except self._wrong as error:
             raise DeviceError(f"KV blocks could not be moved on the GPU: {error}") from error
+
+    def _release_unused(self) -> None:
+        """Give back what no tensor holds, so that another try finds it whole."""
+        with suppress(*self.errors):
+            self._stream.synchronize()
+            self._runtime.release()
 
     def _check_loaded(self) -> None:
         if not self._loaded:
@@ -327,15 +342,16 @@ class CudaDevice:
                 graph.replay()
             else:
                 logits, hidden = self._mixed_step(batch, slot)
-                pooled = hidden[: len(batch.pool_seqs)] if len(batch.pool_seqs) else None
+                pooled = hidden[: len(batch.pool_seqs)].float() if len(batch.pool_seqs) else None
                 if len(batch.score_rows):
                     scores = self._score(hidden[len(batch.pool_seqs) :], batch)
             sampled = None
             self._logits = logits
             if not (simple := _are_simple(batch)).all():
-                sampled = sample(logits[:num_rows].float(), batch.sampling)
                 # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
-                rows = torch.from_numpy(np.flatnonzero(~simple)).to(self._device)
+                picked = np.flatnonzero(~simple)
+                sampled = sample_some(logits, batch.sampling, picked)
+                rows = torch.from_numpy(picked).to(self._device)
                 self._results[0, rows] = sampled.token_ids[rows].int()
                 self._results[1, rows] = sampled.finite[rows].int()
             slot.results.copy_(self._results, non_blocking=True)

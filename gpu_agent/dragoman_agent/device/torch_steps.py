@@ -79,7 +79,7 @@ class TorchStepHandle:
         if self._sampled is not None:
             _add_logprobs(result, self._sampled)
         if self._pooled is not None:
-            result.embeddings = self._pooled.float().cpu().numpy()
+            result.embeddings = self._pooled.cpu().numpy()
         if self._scores is not None:
             logprobs, top_ids, top_logprobs = self._scores
             result.score_logprobs = logprobs.cpu().numpy()

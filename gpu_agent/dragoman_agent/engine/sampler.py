@@ -6,7 +6,7 @@ not depend on the order of addition, so neither the batch nor the device's reduc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,17 +19,20 @@ from dragoman_agent.engine.sampling_terms import (
     MIN_LOGPROB,
     WEIGHT_ONE,
     Entries,
+    Int64Array,
     bias_terms,
     check_masks,
     entries,
     is_edited,
     is_plain_greedy,
     penalty_terms,
+    rows_of,
 )
 
 _HEAD = 512  # candidates looked at before a search over the whole vocabulary
 _MAX_MASKED_ROWS = 64  # rows masked at once: bounds the scratch to 64 * vocab_size * ~8 bytes
 _MAX_RANDOM_ROWS = 64  # rows drawn at once: bounds the scratch to 64 * vocab_size * ~40 bytes
+MAX_ROWS = 64  # rows of `sample_some` at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,36 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
         ids[index] = _draw(torch.where(usable, edited[index], 0.0), batch, rows)
     token_ids = torch.where(finite, ids, 0)
     return Sampled(token_ids, finite, *_logprobs(logits, token_ids, finite, batch))
+
+
+def sample_some(logits: Tensor, batch: SamplingBatch, rows: Int64Array) -> Sampled:
+    """As `sample` for the rising `rows` of `logits` [num_samples, vocab_size] of any float type; 0 and not finite elsewhere.
+
+    A few rows at a time: scratch is MAX_ROWS * vocab_size * ~60 bytes, however many rows there are.
+    """
+    device, num_rows = logits.device, len(batch.temperatures)
+    whole = Sampled(
+        torch.zeros(num_rows, dtype=torch.int64, device=device), torch.zeros(num_rows, dtype=torch.bool, device=device)
+    )
+    k = min(int(batch.num_logprobs[rows].max(initial=-1)), logits.shape[1])
+    if k >= 0:
+        whole = replace(whole, logprobs=torch.zeros(num_rows, device=device))
+    if k > 0:
+        top_ids = torch.full((num_rows, k), -1, dtype=torch.int64, device=device)
+        whole = replace(whole, top_ids=top_ids, top_logprobs=torch.zeros(num_rows, k, device=device))
+    for start in range(0, len(rows), MAX_ROWS):
+        some = rows[start : start + MAX_ROWS]
+        index = torch.from_numpy(some).to(device)
+        part = sample(logits[index].float(), rows_of(batch, some))
+        whole.token_ids[index] = part.token_ids
+        whole.finite[index] = part.finite
+        if whole.logprobs is not None and part.logprobs is not None:
+            whole.logprobs[index] = part.logprobs
+        if part.top_ids is not None and part.top_logprobs is not None:
+            assert whole.top_ids is not None and whole.top_logprobs is not None
+            whole.top_ids[index, : part.top_ids.shape[1]] = part.top_ids
+            whole.top_logprobs[index, : part.top_ids.shape[1]] = part.top_logprobs
+    return whole
 
 
 def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ MIN_LOGPROB = -9999.0  # what JSON can carry in the place of minus infinity
 WEIGHT_ONE = 1 << 40  # weight of the likeliest token; 2**22 tokens of it still fit an int64 sum
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,32 @@ class Entries:
 def is_edited(batch: SamplingBatch) -> bool:
     """Whether any row's logits are changed before sampling."""
     return bool(batch.penalties or batch.logit_bias or batch.banned or batch.allowed or len(batch.masked_rows))
+
+
+def rows_of(batch: SamplingBatch, rows: Int64Array) -> SamplingBatch:
+    """The part of a batch that is about some `rows`, which are rising; they are rows 0 to n - 1 of it."""
+    places = {row: place for place, row in enumerate(rows.tolist())}
+
+    def part(known: dict[int, T]) -> dict[int, T]:
+        return {place: known[row] for row, place in places.items() if row in known} if known else {}
+
+    masked = np.isin(batch.masked_rows, rows)
+    return SamplingBatch(
+        batch.temperatures[rows],
+        batch.top_ks[rows],
+        batch.top_ps[rows],
+        batch.min_ps[rows],
+        batch.seeds[rows],
+        batch.choices[rows],
+        batch.cursors[rows],
+        batch.num_logprobs[rows],
+        penalties=part(batch.penalties),
+        logit_bias=part(batch.logit_bias),
+        banned=part(batch.banned),
+        allowed=part(batch.allowed),
+        masked_rows=np.array([places[row] for row in batch.masked_rows[masked].tolist()], np.int32),
+        masks=batch.masks[masked],
+    )
 
 
 def check_masks(batch: SamplingBatch, vocab_size: int) -> None:

@@ -410,3 +410,34 @@ def test_both_samplers_score_as_float64_does() -> None:
             assert ids[row].tolist() == order.tolist()
             assert top[row] == pytest.approx(exact[row, order], abs=1e-5)
     assert sampler.score(logits, torch.from_numpy(targets).long(), 0)[1] is None
+
+
+def test_some_rows_are_sampled_as_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of a few rows, from logits in bfloat16, with every kind of edit; nothing is said of the others."""
+    monkeypatch.setattr(sampler, "MAX_ROWS", 3)
+    rng = np.random.default_rng(4)
+    num, vocab_size = 11, 70
+    logits = random_logits(num, vocab_size, 5).bfloat16()
+    logits[4, 7] = float("nan")
+    batch = make_batch(
+        num, temperature=[0.0, 0.9] * 5 + [0.5], top_k=[0, 5, 0] * 3 + [3, 0], seed=range(num),
+        num_logprobs=[-1, 0, 2, 4, -1, 1, 0, -1, 3, -1, 2],
+    )  # fmt: skip
+    batch.penalties = {1: Penalties(1.3, 0.2, 0.1, np.array([3, 4], np.int32), np.array([5], np.int32))}
+    batch.logit_bias = {2: (np.array([9], np.int32), np.array([50.0], np.float32))}
+    batch.banned, batch.allowed = {3: np.array([1, 2], np.int32)}, {8: np.array([11, 12], np.int32)}
+    batch.masked_rows = np.array([5, 6, 10], np.int32)
+    batch.masks = packed(rng.random((3, vocab_size)) < 0.5)
+    rows = np.array([1, 2, 3, 4, 5, 8, 10])
+    whole, some = sampler.sample(logits.float(), batch), sampler.sample_some(logits, batch, rows)
+    assert whole.top_ids is not None and some.top_ids is not None
+    for name in ("token_ids", "finite", "logprobs"):
+        assert torch.equal(getattr(whole, name)[rows], getattr(some, name)[rows]), name
+    for row in rows.tolist():
+        asked = max(int(batch.num_logprobs[row]), 0)
+        for name in ("top_ids", "top_logprobs"):
+            assert torch.equal(getattr(whole, name)[row, :asked], getattr(some, name)[row, :asked]), (name, row)
+    others = np.setdiff1d(np.arange(num), rows)
+    assert not some.finite[others].any() and not some.token_ids[others].any() and (some.top_ids[others] == -1).all()
+    plain = sampler.sample_some(logits, batch, np.array([0, 7, 9]))
+    assert plain.logprobs is None and plain.top_ids is None
