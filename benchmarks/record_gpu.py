@@ -37,13 +37,20 @@ PEER = {
     ("qwen3-8b", "prefill-1x8192"): 37796.0,
     ("qwen3-8b", "prefill-16x1024"): 42844.0,
 }
-UNITS = {"ms_per_step": "ms", "output_tokens_per_second": "1/s", "tokens_per_second": "1/s", "gb_per_second": "GB/s"}
+UNITS = {
+    "ms_per_step": "ms",
+    "output_tokens_per_second": "1/s",
+    "tokens_per_second": "1/s",
+    "gb_per_second": "GB/s",
+    "seconds_to_first_token": "s",
+}
 RATIOS = (
     "predicted_over_measured", "pal_on_over_off", "p50_on_over_off", "p99_on_over_off", "wrong_profile_over_own",
     "share_of_best", "own_plan_over_whole",
 )  # fmt: skip
 COMMANDS = {
     "embed": "embed_gpu",
+    "start": "start_gpu",
     "load": "load_gpu",
     "step_model": "pal_gpu",
     "ablation": "pal_gpu",

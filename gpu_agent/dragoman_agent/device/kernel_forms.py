@@ -14,7 +14,7 @@ from dragoman_agent.pal.step_cost import matrices
 
 MIN_TILE_ROWS = 8  # of the product of few rows, whose tiles are powers of two
 # How long each takes to compile, so that the longest come first: seconds on one core of a server, roughly.
-_SECONDS = {"prefill": 2.5, "decode": 1.8, "sample": 1.2, "gemm": 0.6, "rope": 0.5}
+_SECONDS = {"prefill": 2.5, "decode": 1.8, "sample": 1.2, "gemm": 0.6, "driver": 0.6, "rope": 0.5}
 _OTHER_SECONDS = 0.3
 
 
@@ -36,7 +36,7 @@ class Form:
 def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
     """Each once, the longest to compile first. A deterministic plan's kernels of fixed order are not among them."""
     sizes = [size for size in plan.graph_batch_sizes if size <= plan.max_num_seqs]
-    found = [*_common(model, dependent=False), Form("unpack"), Form("resolve")]
+    found = [*_common(model, dependent=False), Form("unpack"), Form("resolve"), Form("driver")]
     if any(size <= plan.dependent_max_batch for size in sizes):
         found += _common(model, dependent=True)
     if not plan.deterministic:

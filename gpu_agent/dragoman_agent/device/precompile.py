@@ -237,9 +237,19 @@ def _resolve(at: _Shapes, form: Form) -> None:
     resolve_tokens(at.ints(_ROWS), at.ints(_ROWS))
 
 
+def _driver(at: _Shapes, form: Form) -> None:
+    """Triton's own C functions that load binaries: built once, and wanted by the first launch."""
+    try:
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
+    except Exception as error:  # as below
+        logger.debug("no driver functions: %s", error)
+
+
 _LAUNCH: dict[str, Callable[[_Shapes, Form], None]] = {
     "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "decode": _decode, "prefill": _prefill, "gemm": _gemm,
-    "unpack": _unpack, "resolve": _resolve,
+    "unpack": _unpack, "resolve": _resolve, "driver": _driver,
 }  # fmt: skip
 
 

@@ -1,0 +1,113 @@
+"""Process start to first token of the real agent on a GPU, and where the time goes.
+
+    python -m benchmarks.start_gpu [MODEL] [--rounds 3] [--device cuda] [--out FILE]
+
+Three starts a round: `first` on an unknown card (no profile, no compiled kernels), `cold` with the profile but no compiled kernels
+of any kind, `warm` with both. The model's files are in the page cache. A time is from the agent's start as a process to the
+first token that a client holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cell import CellProcess
+
+from dragoman import AsyncClient
+
+KINDS = ("first", "cold", "warm")
+# First: 3 s of probe more than cold. Cold: the agent's imports 1 s, the engine's 4 s (kernels compile beside them), weights,
+# graphs and timed steps 1.5 s, agent's checks 0.5 s. Warm: the same, nothing waits for kernels.
+PREDICTED = {"first": 10.0, "cold": 7.0, "warm": 6.5}
+START_SECONDS = 180.0
+
+
+def start(model: str, device: str, caches: Path) -> tuple[float, dict[str, float]]:
+    """Seconds to the first token and the parts of it; `caches` has one folder a kind of cache."""
+    environ = {
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "CUDA_CACHE_PATH": str(caches / "cuda"),
+        "DRAGOMAN_CACHE_DIR": str(caches / "dragoman"),
+    }
+    begin = time.monotonic()
+    agent = CellProcess(
+        "dragoman_agent.main", "--device", device, "--model", model, "--open", "--port", "0", "--metrics-port", "0",
+        "--max-context", "8192", environ=environ,
+    )  # fmt: skip
+    try:
+        serving = agent.wait_for("serving", START_SECONDS)
+        listening = time.monotonic() - begin
+        info = agent.wait_for("ready", START_SECONDS)["info"]
+        ready = time.monotonic() - begin
+        asyncio.run(first_token(serving["grpc"]))
+        total = time.monotonic() - begin
+    finally:
+        agent.close()
+    parts = {"agent listens": listening, **{f"engine: {name}": s for name, s in info["start_seconds"].items()}}
+    engine = sum(info["start_seconds"].values())
+    return total, {**parts, "agent before and beside the engine": ready - engine, "request": total - ready}
+
+
+async def first_token(address: str) -> None:
+    """Of a short prompt."""
+    async with AsyncClient(agent=address) as client:
+        async for _ in client.generate([1, 2, 3], max_output_tokens=1, temperature=0.0):
+            return
+
+
+def main() -> None:
+    """Print a line a start and the medians of the parts; `--out` gets the raw results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="qwen3-0.6b")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found: dict[str, list[tuple[float, dict[str, float]]]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        caches, model = Path(folder) / "caches", model_files(options.model, options.device, Path(folder) / "model")
+        for _ in range(options.rounds):
+            for kind in KINDS:
+                if kind != "warm":
+                    for name in ("triton", "cuda", *(["dragoman"] if kind == "first" else [])):
+                        shutil.rmtree(caches / name, ignore_errors=True)
+                found[kind].append(start(model, options.device, caches))
+                print(f"  {kind}: {found[kind][-1][0]:.2f} s", flush=True)
+    results: list[dict[str, Any]] = []
+    for kind, starts in found.items():
+        parts = {name: statistics.median(each.get(name, 0.0) for _, each in starts) for name in starts[0][1]}
+        note = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.items())
+        print(f"{kind}: median {statistics.median(total for total, _ in starts):.2f} s ({note})", flush=True)
+        results.append(
+            {"bench": "start", "case": kind, "metric": "seconds_to_first_token", "predicted": PREDICTED[kind], "note": note,
+             "samples": [total for total, _ in starts]}
+        )  # fmt: skip
+    if options.out:
+        body: dict[str, Any] = {"model": options.model, "results": results}
+        if options.device == "cuda":
+            from benchmarks.gpu_setup import environment
+
+            body |= environment(0)
+        options.out.write_text(json.dumps(body, indent=1) + "\n")
+
+
+def model_files(name: str, device: str, folder: Path) -> str:
+    """The model as safetensors, so that reading weights is part of it and making them is not; elsewhere as `--model` takes it."""
+    if device != "cuda":
+        return name
+    from benchmarks.load_gpu import write_model
+
+    write_model(name, folder)
+    return str(folder)
+
+
+if __name__ == "__main__":
+    main()
