@@ -60,8 +60,8 @@ def _attention(plan: Plan, sizes: list[int]) -> Iterator[Form]:
         for one in buckets:
             yield Form("decode", (one.num_splits, one.block_n, one.num_stages, one.num_warps), early)
     if plan.prefill_attention is not None:
-        one = plan.prefill_attention
-        yield Form("prefill", (one.block_m, one.block_n, one.num_stages, one.num_warps))
+        own = plan.prefill_attention
+        yield Form("prefill", (own.block_m, own.block_n, own.num_stages, own.num_warps))
 
 
 def _products(model: ModelConfig, plan: Plan, sizes: list[int]) -> Iterator[Form]:
