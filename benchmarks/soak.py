@@ -187,6 +187,9 @@ def soak(device: str, minutes: float) -> Observed:
         observed.fd_growth = sum(count for _, count, _ in cell.footprint().values()) - fds
         totals = [cell.agent_metric(agent_id, "dragoman_kv_blocks", state="total") for agent_id in cell.agents]
         observed.fragmentation = sum(cell.kv_blocks_in_use(agent_id) for agent_id in cell.agents) / sum(totals)
+        # The engines' own account of it.
+        own = [cell.agent_metric(agent_id, "dragoman_kv_fragmentation_ratio") for agent_id in cell.agents]
+        observed.fragmentation = max(observed.fragmentation, *own)
     return observed
 
 

@@ -74,6 +74,14 @@ class AgentMetrics:
         self._output_tokens = Counter("dragoman_output_tokens", "Tokens generated.", registry=registry)
         kv_blocks = Gauge("dragoman_kv_blocks", "KV blocks by state.", ["state"], registry=registry)
         self._kv_free, self._kv_cached, self._kv_total = (kv_blocks.labels(s) for s in ("free", "cached", "total"))
+        self._kv_fragmentation = Gauge(
+            "dragoman_kv_fragmentation_ratio",
+            "Share of the KV blocks that are neither free nor cached nor owned by a live request; 0 when nothing moves.",
+            registry=registry,
+        )
+        self._kv_waste = Gauge(
+            "dragoman_kv_page_waste_tokens", "Room in the last pages of live sequences.", registry=registry
+        )
         self._kv_releases = Counter(
             "dragoman_kv_releases",
             "Times a request's KV blocks were released, by reason.",
@@ -134,6 +142,8 @@ class AgentMetrics:
         self._kv_free.set(load.free_blocks)
         self._kv_cached.set(load.cached_blocks)
         self._kv_total.set(load.total_blocks)
+        self._kv_fragmentation.set(load.lost_blocks / max(load.total_blocks, 1))
+        self._kv_waste.set(load.waste_tokens)
 
     def take_decision(self, decision: Decision) -> None:
         """A decision with a prediction, or completed by what was measured."""

@@ -99,6 +99,9 @@ def test_steps_set_the_gauges_and_idle_ticks_are_no_steps(metrics: AgentMetrics)
     assert value(metrics, "dragoman_preemptions_total") == 4
     assert value(metrics, "dragoman_kv_releases_total", reason="preempted") == 4
     assert value(metrics, "dragoman_kv_blocks", state="free") == 5
+    metrics.take_step(Step(1, [], load(total_blocks=20, lost_blocks=2, waste_tokens=7), 0.0, 0.0), 0)
+    assert value(metrics, "dragoman_kv_fragmentation_ratio") == 0.1
+    assert value(metrics, "dragoman_kv_page_waste_tokens") == 7
     assert value(metrics, "dragoman_requests_waiting", **{"class": "standard"}) == 2
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import BlockDevice, Device, DeviceMemoryError, StepHandle
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
+from dragoman_agent.engine.block_account import BlockAccount, account
 from dragoman_agent.engine.exchange import BlockExchange
 from dragoman_agent.engine.host_work import HostTrace, HostWork
 from dragoman_agent.engine.live_requests import Clock, LiveRequests
@@ -29,6 +30,7 @@ from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
 
 Command = Start | StartEmbed | Cancel | Credit | Tune
+ACCOUNT_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,8 @@ class EngineCore:
         self._step_count = 0
         self._last_counts = (0, 0)
         self._step_seconds = 0.0
+        self._account = BlockAccount(0, 0)
+        self._next_account = 0.0
 
     # Commands.
 
@@ -281,6 +285,10 @@ class EngineCore:
 
     def _load(self) -> Load:
         scheduler = self.scheduler
+        now = self._clock()
+        if now >= self._next_account:
+            self._next_account = now + ACCOUNT_SECONDS
+            self._account = account(scheduler)
         num_prefill, num_decode = self._last_counts
         return Load(
             running=len(scheduler.running),
@@ -297,4 +305,6 @@ class EngineCore:
             unused_blocks=scheduler.pool.num_unused,
             eviction_seconds=scheduler.pool.eviction_seconds,
             max_step_tokens=scheduler.max_step_tokens,
+            lost_blocks=self._account.num_lost,
+            waste_tokens=self._account.num_waste_tokens,
         )

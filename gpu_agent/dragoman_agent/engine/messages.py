@@ -339,6 +339,8 @@ class Load:
     unused_blocks: int = 0  # neither referenced nor cached
     eviction_seconds: float = 0.0  # spent since start on evicting cached blocks because one was needed at once
     max_step_tokens: int = 0  # in force, see Tune
+    lost_blocks: int = 0  # see BlockAccount; counted once a second
+    waste_tokens: int = 0
 
 
 @dataclass(slots=True)
