@@ -192,6 +192,13 @@ class AgentSettings:
     cache_dir: Path | None = field(
         default=None, metadata=_about("where models, profiles and kernels are kept", group=_LIFE)
     )
+    trace_dir: Path | None = field(
+        default=None,
+        metadata=_about(
+            "write what the engine's host and device do when, for ui.perfetto.dev, to files in this directory",
+            group=_LIFE,
+        ),
+    )
     log_level: str = field(
         default="info",
         metadata=_about("least severe log records shown", group=_LIFE, choices=("debug", "info", "warning", "error")),

@@ -111,6 +111,7 @@ def engine_command(settings: AgentSettings, plan: Plan, capability: str = "") ->
         null_speed=settings.null_speed,
         log_level=settings.log_level,
         kv_disk_dir=str(settings.kv_disk_dir.absolute()) if settings.kv_disk_dir else "",
+        trace_dir=str(settings.trace_dir.absolute()) if settings.trace_dir else "",
         capability=capability,
     )
     # -P: the working directory is not searched for modules.

@@ -208,13 +208,14 @@ def test_up_passes_on_only_options_that_its_processes_have() -> None:
         model="null", device="null", max_context=64, served_model_name=("a", "b"), threads=1, dtype="float32",
         memory_utilization=0.5, cache_dir=Path("/c"), null_oracle="echo", null_speed=1.0, profile="rtx4090",
         profile_force=True, deterministic=True, pal="off", pal_arena="off", chat_template=Path("/t.jinja"),
+        trace_dir=Path("/trace"),
     )  # fmt: skip
     given = dict.fromkeys(UpSettings.__dataclass_fields__, "flag")
     agent = parse(AgentSettings, "dragoman-agent", agent_arguments(settings, given, "h:1"), {})
     assert (agent.served_model_name, agent.null_oracle, agent.controllers) == (("a", "b"), "echo", ("h:1",))
     assert (agent.cache_dir, agent.chat_template) == (Path("/c"), Path("/t.jinja"))
     assert (agent.profile, agent.profile_force, agent.pal, agent.pal_arena) == ("rtx4090", True, "off", "off")
-    assert agent.deterministic
+    assert agent.deterministic and agent.trace_dir == Path("/trace")
     assert parse(ControllerSettings, "dragoman-controller", controller_arguments(settings), {}).port == 50050
     assert parse(GatewaySettings, "dragoman-gateway", gateway_arguments(settings, "h:1"), {}).controller == "h:1"
 

@@ -62,6 +62,10 @@ class UpSettings:
     profile_force: bool = field(
         default=False, metadata=_about("take --profile even where it is of another device", _PLAN)
     )
+    kv_dtype: str = field(
+        default="auto",
+        metadata=_about("what a GPU keeps K and V in", _PLAN, choices=("auto", "bf16", "fp8")),
+    )
     deterministic: bool = field(
         default=False,
         metadata=_about("a request gets the same tokens whatever else runs; slower on a GPU", _PLAN),
@@ -94,6 +98,9 @@ class UpSettings:
     cache_dir: Path | None = field(default=None, metadata=_about("where models and profiles are kept", _OTHER))
     null_oracle: str | None = field(default=None, metadata=_about("what the null device writes", _OTHER))
     null_speed: float | None = field(default=None, metadata=_about("pace of the null device", _OTHER, min=0.0))
+    trace_dir: Path | None = field(
+        default=None, metadata=_about("write a trace of the engine's steps to files in this directory", _OTHER)
+    )
     log_level: str = field(
         default="warning",
         metadata=_about("least severe log records shown", _OTHER, choices=("debug", "info", "warning", "error")),
@@ -103,8 +110,8 @@ class UpSettings:
 # Settings that go to the agent when they were given; otherwise its own section and defaults hold.
 _AGENT_OPTIONS = (
     "model", "device", "max_context", "served_model_name", "chat_template", "threads", "dtype", "memory_utilization", "cache_dir",
-    "null_oracle", "null_speed", "tune", "profile", "profile_force", "deterministic", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
-    "pal_link_policy",
+    "null_oracle", "null_speed", "tune", "profile", "profile_force", "kv_dtype", "deterministic", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
+    "pal_link_policy", "trace_dir",
 )  # fmt: skip
 # The ports of a run, and what each is for.
 PORTS = {

@@ -67,10 +67,19 @@ class CpuStepHandle:
 
     def __init__(self, future: Future[StepResult]) -> None:
         self._future = future
+        self._ended = 0.0
+        future.add_done_callback(self._note_end)
 
     def result(self) -> StepResult:
         """See StepHandle."""
         return self._future.result()
+
+    def ended(self) -> float:
+        """See TimedStep."""
+        return self._ended
+
+    def _note_end(self, future: Future[StepResult]) -> None:
+        self._ended = time.perf_counter()
 
 
 class CpuDevice:

@@ -53,6 +53,10 @@ class NullStepHandle:
             time.sleep(remaining)
         return self._result
 
+    def ended(self) -> float:
+        """See TimedStep."""
+        return self._due
+
 
 class NullDevice:
     """Implements Device without torch."""
@@ -98,7 +102,7 @@ class NullDevice:
         self._previous = result.token_ids
         modelled = self._speed * _step_seconds(batch, plan)
         result.seconds = modelled if self._speed else time.perf_counter() - begun
-        self._due = max(self._due, begun) + modelled
+        self._due = max(self._due, begun) + modelled if self._speed else begun + result.seconds
         return NullStepHandle(result, self._due)
 
     @property

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from dragoman_agent.device.base import DeviceError, StepResult
-from dragoman_agent.device.torch_runtime import Runtime
+from dragoman_agent.device.torch_runtime import Event, Runtime
 from dragoman_agent.engine.sampler import Sampled
 
+_CLOCK_SECONDS = 8.0  # milliseconds in float32 are good to a microsecond up to here
+
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # logprobs, best ids, their logprobs; see engine/sampler.py
+
+
+class DeviceClock:
+    """Places events on the host's clock, by an event of an idle stream whose moment the host saw."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._stream = runtime.new_stream()
+        self._set()
+
+    def at(self, event: Event) -> float:
+        """`time.perf_counter` when `event`, which has passed, was reached."""
+        seconds = self._anchor.elapsed_time(event) * 1e-3
+        moment = self._seen + seconds
+        if seconds > _CLOCK_SECONDS:
+            self._set()
+        return moment
+
+    def _set(self) -> None:
+        """See one event pass; what the host takes to notice, some microseconds, is the error."""
+        self._anchor = self._runtime.new_event()
+        with self._runtime.on(self._stream):
+            self._anchor.record()
+        self._anchor.synchronize()
+        self._seen = time.perf_counter()
 
 
 class StepSlot:
@@ -21,6 +50,8 @@ class StepSlot:
         self.staging = runtime.pinned((num_words,), torch.int32)
         self.results = runtime.pinned((2, num_rows), torch.int32)
         self.begin, self.end = runtime.new_event(), runtime.new_event()
+        self._runtime = runtime
+        self._clock: DeviceClock | None = None
         self._handle: TorchStepHandle | None = None
 
     def take_over(self) -> None:
@@ -29,6 +60,12 @@ class StepSlot:
             self._handle.settle()
             self._handle = None
         self.end.synchronize()
+
+    def ended(self) -> float:
+        """`time.perf_counter` when the step that has the buffers, which is done, ended. Only a trace asks for it."""
+        if self._clock is None:
+            self._clock = DeviceClock(self._runtime)
+        return self._clock.at(self.end)
 
     def hand_to(self, handle: TorchStepHandle) -> None:
         """The buffers are this step's now."""
@@ -59,6 +96,10 @@ class TorchStepHandle:
         if isinstance(outcome, DeviceError):
             raise outcome
         return outcome
+
+    def ended(self) -> float:
+        """See TimedStep."""
+        return self._slot.ended()
 
     def settle(self) -> StepResult | DeviceError:
         """Wait for the step and read what became of it, once."""

@@ -149,7 +149,8 @@ class BatchBuilder:
         rows = built.rows
         # A row that was given to another sequence meanwhile has its own last token.
         self._last_tokens[rows] = np.where(self._future_steps[rows] >= step, token_ids, self._last_tokens[rows])
-        return np.flatnonzero(built.watched | self._ever_stop[token_ids]).tolist()
+        watched: list[int] = np.flatnonzero(built.watched | self._ever_stop[token_ids]).tolist()
+        return watched
 
     def _next_tokens(self, rows: npt.NDArray[np.intp]) -> Int32Array:
         """Input of each row in decode: its last token, or -1 - r where that is still under way in row r of the last step."""

@@ -32,6 +32,7 @@ class EngineConfig:
     null_speed: float = 0.0
     log_level: str = "info"
     kv_disk_dir: str = ""
+    trace_dir: str = ""
     capability: str = ""  # of a CUDA device, as "9.0", for kernels compiled before it is open; empty: none are
 
     def to_json(self) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from dragoman_agent.device.base import Device
-from dragoman_agent.engine.core import Command, EngineCore
+from dragoman_agent.engine.core import Command, EngineCore, StepTrace
 from dragoman_agent.engine.events import Event
 from dragoman_agent.engine.live_requests import Clock
 from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
@@ -19,13 +19,17 @@ WARM_UP_ID = "warm-up"
 
 
 def build_core(
-    device: Device, model: ModelSource, plan: Plan, clock: Clock = time.monotonic, tier_sizes: TierSizes | None = None
+    device: Device,
+    model: ModelSource,
+    plan: Plan,
+    clock: Clock = time.monotonic,
+    tier_sizes: TierSizes | None = None,
+    trace: StepTrace | None = None,
 ) -> EngineCore:
     """The core of a device that has loaded `model`. Raises DiskTierError when the directory of `tier_sizes` cannot be used."""
     tokenizer = TextTokenizer.from_files(model.tokenizer)
-    return EngineCore(
-        device, tokenizer, bytes.fromhex(model.digest), plan, clock, model.config.vocab_size, tier_sizes=tier_sizes
-    )
+    digest, vocab_size = bytes.fromhex(model.digest), model.config.vocab_size
+    return EngineCore(device, tokenizer, digest, plan, clock, vocab_size, tier_sizes=tier_sizes, trace=trace)
 
 
 def run_all(

@@ -164,7 +164,9 @@ def _exchange(
     """One exchange a turn, so that the steps go on. What came in is told at once: the next request may need it."""
     came_in = bool(commands) and isinstance(commands[0], ImportBlocks)
     if commands:
+        begun = time.perf_counter()
         exchange.receive(commands.popleft())
+        core.host_work.done("exchange", begun)
     answers, exchange.answers = exchange.answers, []
     if came_in:
         connection.send(core.tick())

@@ -20,6 +20,7 @@ from dragoman_agent.engine.local import build_core, warm_up
 from dragoman_agent.engine.loop import Connection, run
 from dragoman_agent.engine.messages import Fatal, Progress, ProtocolError, Ready
 from dragoman_agent.engine.start_times import StartTimes
+from dragoman_agent.engine.trace import TraceWriter
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_cli.failure import import_problem
@@ -40,7 +41,7 @@ def open_source(spec: str, device: str, cache_dir: Path | None) -> ModelSource:
     return open_model(spec, cache_dir)
 
 
-def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCore]:
+def load(connection: Connection, config: EngineConfig, trace: TraceWriter | None = None) -> tuple[Device, EngineCore]:
     """Device and core, ready for requests; progress goes to the rpc process. Raises DeviceError or ModelFileError."""
 
     times = StartTimes()
@@ -74,7 +75,7 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
     try:
         device.load(model, config.plan, report)
         times.mark("graphs and timed steps")
-        core = build_core(device, model, config.plan, tier_sizes=config.tier_sizes)
+        core = build_core(device, model, config.plan, tier_sizes=config.tier_sizes, trace=trace)
         report(LoadProgress("warmup", 0, 1, "steps"))
         first = model.config.bos_token_id
         warm_up(core, [0 if first is None else first])
@@ -105,8 +106,10 @@ def load(connection: Connection, config: EngineConfig) -> tuple[Device, EngineCo
 def serve(stream: socket.socket, config: EngineConfig) -> int:
     """Load, then serve until told to stop or the other end is gone; the exit code."""
     connection = Connection(stream)
+    trace: TraceWriter | None = None
     try:
-        device, core = load(connection, config)
+        trace = TraceWriter(Path(config.trace_dir)) if config.trace_dir else None
+        device, core = load(connection, config, trace)
     except Exception as error:  # the rim: a user gets one line, whatever it was
         return _give_up(connection, error_pb2.ERROR_REASON_DEVICE_FAULT, error)
     # What is loaded stays: the collector need not walk it again and again between steps.
@@ -124,6 +127,8 @@ def serve(stream: socket.socket, config: EngineConfig) -> int:
         if core.tiers is not None:
             core.tiers.close()
         device.close()
+        if trace is not None:
+            trace.close()
 
 
 def _give_up(connection: Connection, reason: int, error: Exception) -> int:

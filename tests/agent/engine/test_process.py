@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -123,6 +124,26 @@ def request(name: str, max_tokens: int = 5, credit: int = 1 << 30) -> Start:
 
 def has(kind: type) -> Callable[[Any], bool]:
     return lambda m: isinstance(m, Step) and any(isinstance(e, kind) for e in m.events)
+
+
+def test_a_trace_is_written_while_it_serves(spawn: Callable[..., Engine], tmp_path: Path) -> None:
+    engine = spawn(replace(CONFIG, trace_dir=str(tmp_path / "trace")))
+    engine.ready()
+    engine.send(request("a", max_tokens=30))
+    engine.read_until(has(Finished))
+    engine.send(Shutdown())
+    assert engine.exit_code() == 0
+    (path,) = (tmp_path / "trace").iterdir()
+    events = json.loads(path.read_text())
+    assert {"receive", "commands", "schedule", "take", "frame", "send"} <= {event["name"] for event in events}
+    assert sum(event["args"]["decode_tokens"] for event in events if event["name"].startswith("step ")) >= 29
+
+
+def test_a_trace_that_cannot_be_written_is_said(spawn: Callable[..., Engine]) -> None:
+    engine = spawn(replace(CONFIG, trace_dir="/proc/none"))
+    (fatal,) = engine.read_until(lambda m: isinstance(m, Fatal))
+    assert fatal.message.startswith("--trace-dir /proc/none: cannot write there") and "Traceback" not in fatal.message
+    assert engine.exit_code() == 1
 
 
 def test_from_start_to_tokens_to_the_end(spawn: Callable[..., Engine]) -> None:
