@@ -384,7 +384,7 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
             ),
             "decode-page128-split16": lambda: check_decode(device, dtype, [9000, 3], 16, 8, 128, 128, 16),
             **{
-                f"gemm-fixed-{'x'.join(map(str, tile))}": lambda tile=tile: check_fixed_gemm(
+                f"gemm-fixed-{'x'.join(map(str, asdict(tile).values()))}": lambda tile=tile: check_fixed_gemm(
                     device, dtype, 2050, 1536, 1024, **asdict(tile)
                 )
                 for tile in FIXED_GEMM_LAUNCHES
