@@ -380,17 +380,18 @@ class Agent:
         self._gate.phase = Phase.CLOSED
         if self._server is not None:
             await self._server.set_health(live=False, ready=False)
-        leaving = asyncio.create_task(self._membership.close()) if self._membership is not None else None
+        # Each waits up to half a second for others, and none for another: an agent that lost its device is to be gone in 1 s.
+        closing = [asyncio.create_task(self._watch.close())]
+        if self._membership is not None:
+            closing.append(asyncio.create_task(self._membership.close()))
+        if self._metrics_server is not None:
+            closing.append(asyncio.create_task(asyncio.to_thread(self._metrics_server.close)))
         await self._prefetcher.close()
         await self._engine.stop(ENGINE_STOP_SECONDS)
         self._generation.finish_attaches()
         if self._server is not None:
             await self._server.stop(FLUSH_SECONDS)
-        if leaving is not None:
-            await leaving
-        if self._metrics_server is not None:
-            await asyncio.to_thread(self._metrics_server.close)
-        await self._watch.close()
+        await asyncio.gather(*closing)
 
     def _announce(self, event: str, **fields: Any) -> None:
         if self._settings.announce:

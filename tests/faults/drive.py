@@ -113,12 +113,13 @@ async def disturb(
     via: str,
     prompts: list[str],
     num_tokens: int,
-    fault: Callable[[str], Awaitable[None]],
+    fault: Callable[[str], Awaitable[float | None]],
     *,
     is_noticed: bool = True,
 ) -> Run:
     """Run the prompts twice, the second time with `fault(agent_id)` on the agent with most streams.
 
+    A fault that is long in the making returns when it began to act, by time.monotonic(); else it is when it was called.
     `is_noticed`: the controller must see the agent leave; where it need not, `detect_seconds` is not a number.
     """
     watch = FleetWatch()
@@ -134,7 +135,7 @@ async def disturb(
             victims = [s for s in streams if s.agent_id == agent_id and len(s.token_ids) < num_tokens]
             assert victims, "no stream was under way when the fault was made"
             fault_time = time.monotonic()
-            await fault(agent_id)
+            fault_time = await fault(agent_id) or fault_time
             await reading
         finally:
             reading.cancel()

@@ -68,11 +68,12 @@ async def part(cell: Cell, places: dict[str, Namespace], how: Cut, figures: Figu
         place = places[agent_id]
         return place.metric(address, f'{name}{{state="total"}}') - place.metric(address, f'{name}{{state="free"}}')
 
-    async def cut(agent_id: str) -> None:
+    async def cut(agent_id: str) -> float:
         nonlocal cut_at
         in_use.append(await asyncio.to_thread(blocks_in_use, agent_id))
-        await asyncio.to_thread(places[agent_id].cut, how)
         cut_at = time.monotonic()
+        await asyncio.to_thread(places[agent_id].cut, how)
+        return cut_at
 
     try:
         run = await disturb(cell, "both", PROMPTS, NUM_TOKENS, cut)
