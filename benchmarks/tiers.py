@@ -33,7 +33,7 @@ from dragoman_agent.model.source import open_model
 from dragoman_agent.pal.planner import Limits
 from dragoman_agent.pal.startup import start_on_device
 
-HOST_BYTES, DISK_BYTES = 8 << 30, 8 << 30
+HOST_BYTES, DISK_BYTES = 4 << 30, 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
