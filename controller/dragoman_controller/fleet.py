@@ -17,8 +17,7 @@ from dragoman.limits import MAX_AGENT_ID_BYTES
 from dragoman.v1 import error_pb2
 from dragoman_controller.steps import StepTable
 
-# A cut is to be seen within 3 s: what is left is for the tick that sees it, and for telling the watchers.
-SUSPECT_SECONDS = 2.75
+SUSPECT_SECONDS = 3.0
 DEAD_SECONDS = 6.0
 REMOVE_SECONDS = 15.0
 # The timer ticks every 50 ms; when it comes this late it is the controller that was away.
