@@ -116,6 +116,14 @@ class AgentSettings:
     profile_force: bool = field(
         default=False, metadata=_about("take --profile even where it is of another device", group=_PLAN)
     )
+    kv_dtype: str = field(
+        default="auto",
+        metadata=_about(
+            "what a GPU keeps K and V in: auto takes fp8 only where what is asked for does not fit otherwise",
+            group=_DEVICE,
+            choices=("auto", "bf16", "fp8"),
+        ),
+    )
     deterministic: bool = field(
         default=False,
         metadata=_about(

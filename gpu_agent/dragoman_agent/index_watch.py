@@ -20,6 +20,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.counters import Reading, l2_hit_ratio
 from dragoman_agent.pal.live import Sample
 from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.planner_kv import kv_model
 from dragoman_agent.pal.profile import Profile
 
 # What the counters see is the whole device's: with this much memory held by others the traffic may be theirs.
@@ -171,4 +172,4 @@ def _traffic_model(plan: Plan, profile: Profile, model: ModelConfig | None) -> T
         return None
     weights = next((line.size_bytes for line in plan.memory if line.name == "weights"), 2 * model.num_parameters)
     l2 = next((profile.number(name) for name in ("memory.l2_knee", "memory.l2_size") if name in profile.values), 0.0)
-    return traffic_model(model, weights, l2)
+    return traffic_model(kv_model(model, plan.kv_dtype), weights, l2)

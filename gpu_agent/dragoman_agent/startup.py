@@ -153,6 +153,7 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         memory_utilization=settings.memory_utilization,
         num_threads=settings.threads,
         deterministic=settings.deterministic,
+        kv_dtype=settings.kv_dtype,
         kv_host_bytes=settings.kv_host_bytes,
         kv_disk_bytes=settings.kv_disk_bytes,
         host_free_bytes=free_host_bytes(this_host()),

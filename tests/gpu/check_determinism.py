@@ -88,7 +88,8 @@ class Report:
 def plan_of(profile: Profile, source: ModelSource, *, deterministic: bool, max_context: int = 4608) -> Plan:
     """The plan, with no more blocks than the checks need, so that other checks may share the card."""
     limits = Limits(
-        max_context_tokens=min(max_context, source.config.max_context_tokens), max_num_seqs=256, deterministic=deterministic
+        max_context_tokens=min(max_context, source.config.max_context_tokens), max_num_seqs=256, deterministic=deterministic,
+        kv_dtype="bf16",
     )  # fmt: skip
     plan, _ = plan_for(profile, source.config, limits, Switches())
     wanted = 256 * (1024 // plan.page_size + 1) + 2 * (max_context // plan.page_size + 1)

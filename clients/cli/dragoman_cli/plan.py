@@ -33,6 +33,7 @@ def plan(
         float | None, typer.Option("--memory-utilization", min=0.01, max=0.99, help="Share of the free memory to use.")
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="Number format on a CPU: auto, int8 or float32.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="K and V on a GPU: auto, bf16 or fp8.")] = "auto",
     deterministic: Annotated[bool, typer.Option("--deterministic", help="The same tokens whatever else runs.")] = False,
     pal: Annotated[str, typer.Option("--pal", help="off: the one fixed configuration.")] = "on",
     pal_arena: Annotated[str, typer.Option("--pal-arena", help="on or off.")] = "on",
@@ -48,7 +49,7 @@ def plan(
         "link_policy": pal_link_policy,
     }  # fmt: skip
     request = Request(
-        profile, model, context, concurrency, memory_utilization, dtype, switches, cache_dir, deterministic
+        profile, model, context, concurrency, memory_utilization, dtype, switches, cache_dir, deterministic, kv_dtype
     )
     planned = plan_offline(request, "dragoman plan")
     if as_json:

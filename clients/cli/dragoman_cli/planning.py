@@ -32,6 +32,7 @@ class Request:
     switches: Mapping[str, str] | None = None  # "pal" and its parts, each "on" or "off"
     cache_dir: Path | None = None
     deterministic: bool = False
+    kv_dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ def plan_offline(request: Request, purpose: str) -> Planned:
 
     context = _context(request.context)
     switches = _switches(request.switches or {})
-    wish = Wish(context, request.concurrency, request.memory_utilization, request.dtype, request.deterministic)
+    wish = Wish(
+        context, request.concurrency, request.memory_utilization, request.dtype, request.deterministic, request.kv_dtype
+    )
     try:
         named = _profile(request)
         model = _model(request)

@@ -50,11 +50,12 @@ class ModelConfig:
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    kv_item_bytes: int = 2  # of a number of K or V, as a plan counts them
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V a token at two bytes a value."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 2
+        """Bytes of K and V a token."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_item_bytes
 
     @property
     def num_parameters(self) -> int:

@@ -36,6 +36,8 @@ class Limits:
     kv_host_bytes: int | None = None  # of the tier in host memory
     kv_disk_bytes: int = 0  # of the tier on disk; 0 is none
     host_free_bytes: int | None = None  # host memory that is free; None where the device is not of this machine
+    kv_dtype: str = "auto"  # "auto", "bf16" or "fp8"
+    all_at_once: bool = False  # `max_num_seqs` sequences of `max_context_tokens` each are to be kept together
     deterministic: bool = False  # a request's tokens must not depend on what else runs, nor on where it was interrupted
 
 

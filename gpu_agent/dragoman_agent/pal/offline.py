@@ -40,6 +40,7 @@ class Wish:
     memory_utilization: float | None = None
     dtype: str = "auto"
     deterministic: bool = False
+    kv_dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ def look_ahead(profile: Profile, model: ModelSource, wish: Wish, switches: Switc
         wish.concurrency,
         memory_utilization=wish.memory_utilization,
         deterministic=wish.deterministic,
+        kv_dtype=wish.kv_dtype,
+        all_at_once=True,
     )
     # Here the compiled kernels are taken as there: this machine is not the one that is planned for.
     road = road_of(model, wish.dtype, None) if profile.device.kind == "cpu" else None

@@ -28,7 +28,7 @@ def plan_fields(plan: Plan) -> list[PlanField]:
         PlanField("device_kind", plan.device_kind, "device"),
         PlanField("device_index", plan.device_index, "device"),
         PlanField("road", plan.road, "road"),
-        PlanField("kv_dtype", plan.kv_dtype, "road"),
+        PlanField("kv_dtype", plan.kv_dtype, "kv-dtype" if plan.device_kind == "cuda" else "road"),
         PlanField("page_size", plan.page_size, "page-size", "tokens"),
         PlanField("num_blocks", plan.num_blocks, "kv-blocks"),
         PlanField("max_context_tokens", plan.max_context_tokens, "max-context", "tokens"),

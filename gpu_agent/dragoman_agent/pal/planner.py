@@ -53,6 +53,11 @@ def plan_for(
             f"({profile.fingerprint}); time the kernels on this one"
         )
     kind = profile.device.kind
+    if limits.kv_dtype != "auto" and kind != "cuda":
+        raise PlanError(
+            f"--kv-dtype {limits.kv_dtype} is a choice on CUDA devices; {profile.device.name} is a {kind} device, whose road "
+            "decides how K and V are kept. Leave --kv-dtype out"
+        )
     if kind == "cuda":
         plan, decisions = plan_cuda(profile, model, limits, switches, timings)
     elif kind == "cpu":

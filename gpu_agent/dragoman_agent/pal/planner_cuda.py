@@ -34,6 +34,7 @@ from dragoman_agent.pal.planner_batch import (
 )
 from dragoman_agent.pal.planner_dependent import Dependent, choose_dependent_launch, has_dependent_launch
 from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixed_gemm, fixed_parts_bytes
+from dragoman_agent.pal.planner_kv import choose_kv_dtype, kv_model
 from dragoman_agent.pal.planner_library import choose_library_prefill
 from dragoman_agent.pal.planner_memory import (
     Sizes,
@@ -51,6 +52,7 @@ from dragoman_agent.pal.timings import Timings
 from dragoman_kernels.triton.launches import FIXED_PART_TOKENS
 
 _ROAD = "triton-bfloat16"
+_FLOAT8 = "K and V are kept in eight bits, which our own kernels read"
 _FIXED = "deterministic: every kernel runs in one form, whatever the step"
 _GRID_CONTEXTS = (128, 1024, 4096, 16384)
 _GRID_BATCHES = (1, 2, 4, 8)
@@ -88,6 +90,8 @@ def plan_cuda(
     """The plan in bfloat16. Raises PlanError where there is none, naming what is missing."""
     switches = switches or Switches()
     times = KernelTimes(rates_of(profile), timings)
+    kv_dtype, kv_decision = choose_kv_dtype(profile, model, limits)
+    model = kv_model(model, kv_dtype)
     chosen, shape, decisions = _choose(profile, model, limits, switches, times, timings)
     shared, shared_decision = _shared_memory(profile, model, chosen)
     step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk, chosen.library)
@@ -110,7 +114,7 @@ def plan_cuda(
         max_num_waiting=limits.max_num_waiting,
         num_threads=1,
         road=_ROAD,
-        kv_dtype="bfloat16",
+        kv_dtype=kv_dtype,
         memory=(*memory, *tiers.lines),
         step_model=step_model,
         graph_batch_sizes=chosen.graphs,
@@ -133,7 +137,7 @@ def plan_cuda(
         kv_link_bytes_per_second=(not switches.reason("link_policy") and optional(profile, "link.h2d_pinned")) or 0.0,
     )
     step = _step_decision(profile, times, step_model, plan)
-    return plan, [*decisions, shared_decision, blocks, *moving, *tiers.decisions, step]
+    return plan, [kv_decision, *decisions, shared_decision, blocks, *moving, *tiers.decisions, step]
 
 
 def wanted_layers(
@@ -218,6 +222,7 @@ def _choose(
         (rows, gemm), (rows_decision, gemm_decision) = (products.min_rows, products.gemm), told
     gemm_fixed: tuple[GemmFixed, ...] = ()
     fixed = _FIXED if limits.deterministic else None
+    float8 = _FLOAT8 if model.kv_item_bytes == 1 else None
     if limits.deterministic:
         rows, rows_decision, gemm = 1, Decision("gemm-rows", "1", _FIXED, unit="rows"), ()
         gemm_fixed, gemm_decision = choose_fixed_gemm(profile, model)
@@ -225,7 +230,7 @@ def _choose(
         decode = DecodeChoice(buckets, burst=False)
         decode_decisions = [Decision("decode-attention", "", prefill_decision.reason), Decision("burst", "no", _FIXED)]
     shape = StepShape(model, times, page_size, decode.attention, rows, gemm)
-    library, library_decision = choose_library_prefill(maker, page_size, prefill, tuning_off or fixed)
+    library, library_decision = choose_library_prefill(maker, page_size, prefill, tuning_off or fixed or float8)
     chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
@@ -235,7 +240,7 @@ def _choose(
     shape = replace(shape, attention=decode.attention, dependent_gains=dependent.gains)
     matmul = "matrix products in one order" if limits.deterministic else "the library's matrix products"
     decisions = [
-        Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights and KV in bfloat16"),
+        Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights in bfloat16"),
         page_decision, context_decision, seqs_decision, *decode_decisions, prefill_decision, library_decision, rows_decision,
         gemm_decision, dependent_decision, chunk_decision, graphs_decision, reduction_decision,
     ]  # fmt: skip
