@@ -81,7 +81,11 @@ class HardwareWatch:
         self._make_plan = pal.make_plan
         self.profile = pal.profile
         bandwidth = _number(pal.profile, "memory.read_bandwidth")
-        actions = IndexActions(Limits(pal.plan.max_batch_tokens, pal.plan.num_blocks - 1, bandwidth))
+        has_tiers = pal.plan.kv_host_bytes > 0 or pal.plan.kv_disk_bytes > 0
+        actions = IndexActions(
+            Limits(pal.plan.max_batch_tokens, pal.plan.num_blocks - 1, bandwidth, can_prefetch=has_tiers),
+            prefetch_ahead=pal.plan.prefetch,
+        )
         self.indices = IndexWatch(pal.plan, pal.profile, model, actions)
 
     # Life.
@@ -174,6 +178,7 @@ class HardwareWatch:
                 max_num_seqs=self.plan.max_num_seqs,
                 num_usable_blocks=self.plan.num_blocks - 1,
                 num_ready_blocks=knobs.num_ready_blocks,
+                prefetch_ahead=knobs.prefetch_ahead,
             )
         )
 

@@ -265,6 +265,7 @@ class CudaDevice:
     def new_rows(self, num_blocks: int) -> UInt8Array:
         """See BlockDevice: pinned."""
         try:
+            self._runtime.activate()  # in a thread of its own another device is current
             return self._block_copier.new_rows(num_blocks)
         except (RuntimeError, *self._wrong) as error:
             raise DeviceError(f"host memory for {num_blocks} KV blocks could not be pinned: {error}") from error

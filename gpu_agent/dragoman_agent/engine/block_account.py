@@ -8,8 +8,8 @@ from dragoman_agent.engine.scheduler import Scheduler
 
 
 class BlockAccount(NamedTuple):
-    """`num_lost` blocks are neither free, nor idle in the cache, nor owned by a live sequence; 0 is right whenever nothing moves
-    between tiers. `num_waste_tokens` is the room behind the last tokens of the live sequences, in their last pages."""
+    """`num_lost` blocks are neither free, nor idle in the cache, nor owned by a live sequence, nor being filled from a lower
+    tier; 0 is right. `num_waste_tokens` is the room behind the last tokens of the live sequences, in their last pages."""
 
     num_lost: int
     num_waste_tokens: int
@@ -23,5 +23,7 @@ def account(scheduler: Scheduler) -> BlockAccount:
     for sequence in scheduler.running:
         owned.update(sequence.block_table)
         waste += len(sequence.block_table) * scheduler.page_size - len(sequence.token_ids)
+    if scheduler.tiers is not None:
+        owned |= scheduler.tiers.held_blocks
     usable = pool.num_blocks - 1 - pool.num_withheld  # block 0 is nobody's
     return BlockAccount(usable - pool.num_free - len(owned), max(waste, 0))

@@ -89,6 +89,11 @@ class Bringer:
         """Whether blocks are on their way."""
         return bool(self._runs)
 
+    @property
+    def held_blocks(self) -> set[int]:
+        """Blocks with a reference of a run."""
+        return {block for run in self._runs for block in run.held}
+
     def bring(self, pages: Sequence[PageHash], cached: Sequence[int], num_tail_tokens: int, waiter: Waiter) -> bool:
         """Bring what continues `cached`, the blocks of the first of `pages`, if that pays; False when there is nothing to wait for.
 

@@ -88,8 +88,9 @@ class _Trial:
 class IndexActions:
     """Fed with every step; says what to do. Costs a few microseconds a step."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.knobs = Knobs(limits.max_step_tokens)
+    def __init__(self, limits: Limits, *, prefetch_ahead: bool = False) -> None:
+        """`prefetch_ahead`: the plan has it on already."""
+        self.knobs = Knobs(limits.max_step_tokens, prefetch_ahead=prefetch_ahead)
         self._limits = limits
         self._trial: _Trial | None = None
         self._recent: deque[StepFacts] = deque(maxlen=SUSTAINED_STEPS)

@@ -126,6 +126,9 @@ class Tune:
     max_num_seqs: int  # sequences that run at once
     num_usable_blocks: int  # KV blocks that may be in use, the null block not counted
     num_ready_blocks: int = 0  # blocks kept free ahead of need: cached ones are released behind the device's work
+    prefetch_ahead: bool = (
+        False  # blocks of a lower tier come while a sequence waits for its turn, not only once it is its turn
+    )
 
 
 @dataclass(slots=True)

@@ -87,6 +87,7 @@ class Sequence:
     cut_step: int = 0  # tokens of steps up to this one are dropped: it lost its blocks while they were under way
     num_published: int = 0  # pages of this sequence offered to the prefix cache
     num_waits: int = 0  # times it waited for blocks of a lower tier
+    is_looked_ahead: bool = False  # its blocks of a lower tier were asked for while it waited for its turn
     block_table: list[int] = field(default_factory=list)
     row: int = -1  # row of the persistent batch while RUNNING
     effective_class: int = 0

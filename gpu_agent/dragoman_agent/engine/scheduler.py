@@ -68,6 +68,10 @@ class LowerTiers(Protocol):
     def forget(self, digest: bytes) -> None:
         """Drop a block and all that continue it."""
 
+    @property
+    def held_blocks(self) -> set[int]:
+        """Blocks of the pool that are being filled, and those they continue."""
+
 
 class Scheduler:
     """Owns the running list, the waiting queue, the parked sequences, the rows of the batch and the block pool."""
@@ -95,6 +99,7 @@ class Scheduler:
         self._num_withheld = 0
         self._num_ready = 0
         self.tiers: LowerTiers | None = None
+        self.prefetch_ahead = plan.prefetch
 
     @property
     def pending_prefill_tokens(self) -> int:
@@ -177,6 +182,7 @@ class Scheduler:
         self._num_withheld = self.pool.num_blocks - 1 - usable
         self._num_ready = min(max(wanted.num_ready_blocks, 0), usable // 2)
         self.pool.withhold(self._num_withheld)
+        self.prefetch_ahead = plan.prefetch or wanted.prefetch_ahead
 
     def withdraw(self, plan: StepPlan, now: float) -> None:
         """A step that was launched did not run: its sequences wait again, and what they had is computed anew."""
@@ -330,6 +336,8 @@ class Scheduler:
                 if self._park_one():
                     continue
                 self._without_room = sequence
+                if self.tiers is not None and self.prefetch_ahead and not sequence.is_looked_ahead:
+                    self._look_ahead(sequence, self.tiers)
                 return
             if self.tiers is not None and self._await_blocks(sequence, cached, self.tiers):
                 continue
@@ -353,6 +361,15 @@ class Scheduler:
         sequence.move_to(Status.BLOCKED)
         self.blocked.add(sequence)
         return True
+
+    def _look_ahead(self, sequence: Sequence, tiers: LowerTiers) -> None:
+        """Let its blocks of a lower tier come while it waits for a row, where there is room for all of it. Once a sequence."""
+        sequence.is_looked_ahead = True
+        cached = self.lookup(sequence)
+        if self._num_missing(sequence, cached) <= 0:
+            pages = self._startable_pages(sequence)
+            num_tail = len(sequence.token_ids) - len(pages) * self.page_size
+            tiers.bring(pages, cached, num_tail, _nothing)
 
     def _blocks_came(self, sequence: Sequence, now: float) -> None:
         """What a sequence waited for is there, or will not come: it starts from what is cached."""
@@ -449,6 +466,10 @@ class Scheduler:
         sequence.num_computed = 0
         sequence.num_published = 0
         sequence.quiet_tokens = 0
+
+
+def _nothing(now: float) -> None:
+    """Nobody waits for it."""
 
 
 def preemption_key(sequence: Sequence) -> tuple[bool, int, float, int]:

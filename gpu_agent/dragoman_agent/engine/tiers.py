@@ -56,6 +56,11 @@ class KvTiers:
         disk = self.lower.disk
         return self._worked or self.bringer.is_busy or (disk is not None and disk.is_busy)
 
+    @property
+    def held_blocks(self) -> set[int]:
+        """Blocks of the pool that are being filled, and those they continue."""
+        return self.bringer.held_blocks
+
     def turn(self, now: float, *, is_idle: bool) -> None:
         """Move on what is under way. `is_idle`: the device has nothing to do, so that all that is idle may be copied."""
         self.lower.poll()
@@ -170,6 +175,7 @@ def open_tiers(
     if not sizes.has_any:
         return None
     kept = device.block_format
+    _ = device.max_num_copied_blocks  # what the device needs for copies is made here, before a thread asks for rows
     num_host = sizes.host_bytes // kept.block_bytes
     disk = None
     staging = np.empty((0, kept.block_bytes), dtype=np.uint8)

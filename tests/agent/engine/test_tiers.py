@@ -18,7 +18,8 @@ from dragoman_agent.cache.disk_store import SUFFIX, DiskTierError
 from dragoman_agent.device.base import DeviceError, Int32Array, UInt8Array
 from dragoman_agent.device.block_copies import DoneCopy
 from dragoman_agent.device.null import NullDevice
-from dragoman_agent.engine.messages import BringBlocks, Cancel, ExportBlocks
+from dragoman_agent.engine.block_account import account
+from dragoman_agent.engine.messages import BringBlocks, Cancel, ExportBlocks, Tune
 from dragoman_agent.engine.tiers import TierSizes
 
 BLOCK_BYTES = 64 * 12
@@ -438,3 +439,32 @@ def test_whatever_comes_no_token_is_wrong_and_nothing_is_lost(
         assert_at_rest(here)
         assert all(len(index._entries) <= index.capacity for _, index in here.core.tiers.lower.indices)
         here.core.tiers.close()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_blocks_come_while_their_sequence_waits_for_a_row(lab: Any, start: Any, ahead: bool) -> None:
+    here = small(lab, tiers=HOST, num_blocks=24, max_num_seqs=1)
+    fill(here, start, 12)
+    here.core.receive(Tune(512, 1, 23, prefetch_ahead=ahead))
+    here.core.receive(start("long", prompt(20), 60))
+    here.turn(3)
+    here.core.receive(start("next", prompt(0), 5))
+    here.turn(5)
+    assert [sequence.request.request_id for sequence in here.core.scheduler.running] == ["long"]
+    assert read_blocks(here)["host"] == (4 if ahead else 0)
+    assert account(here.core.scheduler).num_lost == 0
+    events = here.run()
+    assert read_blocks(here)["host"] == 4 and events[-1].cached_tokens == 256
+    assert_at_rest(here)
+
+
+def test_blocks_on_their_way_are_accounted_for(lab: Any, start: Any) -> None:
+    device = SlowDevice()
+    here = small(lab, tiers=HOST, device=device)
+    fill(here, start)
+    device.num_looks = 20
+    here.core.receive(start("again", prompt(0), 20))
+    here.turn(2)
+    assert len(here.core.tiers.held_blocks) == 4 and account(here.core.scheduler).num_lost == 0
+    here.run()
+    assert not here.core.tiers.held_blocks and account(here.core.scheduler).num_lost == 0
