@@ -26,8 +26,6 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
 from dragoman_kernels.contract import SHARED_LIMIT_BYTES
 from dragoman_kernels.registry import default_registry
@@ -35,6 +33,7 @@ from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 from dragoman_kernels.triton.attention_fixed import FixedWorkspace, fixed_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
+from dragoman_kernels.triton.compile_only import compiling
 from dragoman_kernels.triton.contracts import contract_name
 from dragoman_kernels.triton.gemm_decode import gemm_decode
 from dragoman_kernels.triton.gemm_fixed import gemm_fixed
@@ -123,45 +122,20 @@ class Build:
         return [f"{where}: {used} {what}, {limit} allowed" for what, used, limit in limits if used > limit]
 
 
-class _TargetDriver:
-    """Stands for a device that is not there: what a compilation asks of Triton's driver, and no more."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self._target = target
-
-    def get_current_device(self) -> str:
-        return f"{self._target.backend} {self._target.arch}"
-
-    def get_current_stream(self, device: str) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-
 @contextmanager
 def compiling_for(target: int | GPUTarget) -> Iterator[dict[str, tuple[str, Any, str]]]:
     """Launches inside compile for a compute capability or another target and run nothing; yields the kernels, by hash."""
     found: dict[str, tuple[str, Any, str]] = {}
-    launch = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        compiled = launch(self, *args, grid=grid, warmup=True, **options)
+    def note(function: Any, compiled: Any, options: dict[str, Any]) -> None:
         constants = {
             key: value for key, value in options.items() if key.isupper() or key in ("num_warps", "num_stages")
         }
         text = " ".join(f"{key}={value}" for key, value in constants.items())
-        found.setdefault(compiled.hash, (contract_name(self.__name__), compiled, text))
-        return compiled
+        found.setdefault(compiled.hash, (contract_name(function.__name__), compiled, text))
 
-    previous = driver._active
-    JITFunction.run = compile_only
-    driver.set_active(_TargetDriver(GPUTarget("cuda", target, 32) if isinstance(target, int) else target))
-    try:
+    with compiling(GPUTarget("cuda", target, 32) if isinstance(target, int) else target, note):
         yield found
-    finally:
-        JITFunction.run = launch
-        driver._active = previous
 
 
 def launch_all(shape: ModelShape, capability: int, pages: Sequence[int]) -> None:
