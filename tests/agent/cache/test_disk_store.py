@@ -56,13 +56,13 @@ def file_of(folder: Path, number: int) -> Path:
 
 def test_what_is_written_is_read_also_after_a_restart(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    assert all((read(store, n) == contents(n)).all() for n in (1, 2, 3))
+    assert all(np.array_equal(read(store, n), contents(n)) for n in (1, 2, 3))
     store.close()
     again = store_in(tmp_path)
     found = again.open(100)
     assert [block.page for block in found] == [page(1), page(2), page(3)], "parents first"
     assert [block.parent for block in found] == [b"", page(1).digest, page(2).digest]
-    assert all((read(again, n) == contents(n)).all() for n in (1, 2, 3)) and again.num_bad == 0
+    assert all(np.array_equal(read(again, n), contents(n)) for n in (1, 2, 3)) and again.num_bad == 0
     assert file_of(tmp_path, 1).stat().st_size <= again.file_bytes
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_file_is_a_miss_with_one_warning(
         store = store_in(tmp_path)
         store.open(100)
     assert read(store, 3) is None and read(store, 3) is None, name
-    assert (read(store, 2) == contents(2)).all()
+    assert np.array_equal(read(store, 2), contents(2))
     assert not file.exists() and len(caplog.records) == 1 and "is not used" in caplog.text
 
 
@@ -184,5 +184,5 @@ def test_killed_in_the_middle_of_writes_what_is_there_is_whole(tmp_path: Path) -
     found = store.open(10**6)
     assert len(found) >= 40 and not list(tmp_path.glob("*.kvpart"))
     for number in range(1, len(found) + 1):
-        assert (read(store, number) == contents(number)).all()
+        assert np.array_equal(read(store, number), contents(number))
     assert store.num_bad == 0

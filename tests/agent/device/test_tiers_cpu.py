@@ -28,7 +28,8 @@ def tokens_of(road: str, num_blocks: int, tiers: TierSizes | None, rounds: int) 
     """The tokens after each prompt in each round, the cached tokens of the last round, and the tiers' report."""
     device = CpuDevice()
     plan = plan_of("cpu", road, num_blocks=num_blocks)
-    device.load(TinyModel(), plan, lambda progress: None)
+    model: Any = TinyModel()
+    device.load(model, plan, lambda progress: None)
     tokenizer = TextTokenizer.from_files(NullModel().tokenizer)
     core = EngineCore(device, tokenizer, b"d" * 32, plan, vocab_size=CONFIG.vocab_size, tier_sizes=tiers)
     try:
