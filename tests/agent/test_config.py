@@ -56,6 +56,8 @@ def test_agent_id_is_host_and_device_and_fits_a_certificate(monkeypatch: pytest.
         (("--open", "--agent-id", "a b"), "--agent-id"),
         (("--open", "--agent-id", "x" * 64), "--agent-id"),
         (("--open", "--profile-force"), "--profile NAME_OR_FILE"),
+        (("--open", "--kv-disk-dir", "/kv"), "belong together"),
+        (("--open", "--kv-disk-bytes", "5"), "belong together"),
         (("--open", "--device", "null", "--profile", "l4"), "--profile has no effect with --device null"),
         (("--open", "--device", "null", "--pal", "off"), "--pal off has no effect"),
         (("--open", "--device", "null", "--pal-link-policy", "off"), "--pal-link-policy off has no effect"),

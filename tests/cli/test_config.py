@@ -208,7 +208,7 @@ def test_up_passes_on_only_options_that_its_processes_have() -> None:
         model="null", device="null", max_context=64, served_model_name=("a", "b"), threads=1, dtype="float32",
         memory_utilization=0.5, cache_dir=Path("/c"), null_oracle="echo", null_speed=1.0, profile="rtx4090",
         profile_force=True, deterministic=True, pal="off", pal_arena="off", chat_template=Path("/t.jinja"),
-        trace_dir=Path("/trace"),
+        trace_dir=Path("/trace"), kv_host_bytes=5, kv_disk_dir=Path("/kv"), kv_disk_bytes=7,
     )  # fmt: skip
     given = dict.fromkeys(UpSettings.__dataclass_fields__, "flag")
     agent = parse(AgentSettings, "dragoman-agent", agent_arguments(settings, given, "h:1"), {})
@@ -216,6 +216,7 @@ def test_up_passes_on_only_options_that_its_processes_have() -> None:
     assert (agent.cache_dir, agent.chat_template) == (Path("/c"), Path("/t.jinja"))
     assert (agent.profile, agent.profile_force, agent.pal, agent.pal_arena) == ("rtx4090", True, "off", "off")
     assert agent.deterministic and agent.trace_dir == Path("/trace")
+    assert (agent.kv_host_bytes, agent.kv_disk_dir, agent.kv_disk_bytes) == (5, Path("/kv"), 7)
     assert parse(ControllerSettings, "dragoman-controller", controller_arguments(settings), {}).port == 50050
     assert parse(GatewaySettings, "dragoman-gateway", gateway_arguments(settings, "h:1"), {}).controller == "h:1"
 

@@ -44,6 +44,13 @@ class UpSettings:
     memory_utilization: float | None = field(
         default=None, metadata=_about("share of the free memory to use", _COMMON, min=0.01, max=0.99)
     )
+    kv_host_bytes: int | None = field(
+        default=None, metadata=_about("host memory for KV that leaves the device", _OTHER, unit="bytes", min=0)
+    )
+    kv_disk_dir: Path | None = field(
+        default=None, metadata=_about("directory for KV that leaves memory, with --kv-disk-bytes", _OTHER)
+    )
+    kv_disk_bytes: int = field(default=0, metadata=_about("what that directory may hold", _OTHER, unit="bytes", min=0))
     json_summary: bool = field(
         default=False, metadata=_about("print the ready summary as one line of JSON on stdout", _COMMON)
     )
@@ -111,7 +118,7 @@ class UpSettings:
 _AGENT_OPTIONS = (
     "model", "device", "max_context", "served_model_name", "chat_template", "threads", "dtype", "memory_utilization", "cache_dir",
     "null_oracle", "null_speed", "tune", "profile", "profile_force", "kv_dtype", "deterministic", "pal", "pal_arena", "pal_launch_tuning", "pal_async_copy",
-    "pal_link_policy", "trace_dir",
+    "pal_link_policy", "trace_dir", "kv_host_bytes", "kv_disk_dir", "kv_disk_bytes",
 )  # fmt: skip
 # The ports of a run, and what each is for.
 PORTS = {
