@@ -14,7 +14,16 @@ from dragoman_agent.pal.step_cost import matrices
 
 MIN_TILE_ROWS = 8  # of the product of few rows, whose tiles are powers of two
 # How long each takes to compile, so that the longest come first: seconds on one core of a server, roughly.
-_SECONDS = {"prefill": 2.5, "decode": 1.8, "sample": 1.2, "gemm": 0.6, "driver": 0.6, "rope": 0.5}
+_SECONDS = {
+    "fixed-attention": 3.0,
+    "prefill": 2.5,
+    "decode": 1.8,
+    "sample": 1.2,
+    "gemm": 0.6,
+    "fixed-gemm": 0.8,
+    "driver": 0.6,
+    "rope": 0.5,
+}
 _OTHER_SECONDS = 0.3
 
 
@@ -34,12 +43,14 @@ class Form:
 
 
 def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
-    """Each once, the longest to compile first. A deterministic plan's kernels of fixed order are not among them."""
+    """Each once, the longest to compile first."""
     sizes = [size for size in plan.graph_batch_sizes if size <= plan.max_num_seqs]
     found = [*_common(model, dependent=False), Form("unpack"), Form("resolve"), Form("driver")]
     if any(size <= plan.dependent_max_batch for size in sizes):
         found += _common(model, dependent=True)
-    if not plan.deterministic:
+    if plan.deterministic:
+        found += _in_fixed_order(model, plan)
+    else:
         found += _attention(plan, sizes)
         found += _products(model, plan, sizes)
     return sorted(dict.fromkeys(found), key=lambda form: -form.seconds)
@@ -77,6 +88,18 @@ def _products(model: ModelConfig, plan: Plan, sizes: list[int]) -> Iterator[Form
             for early, counts in ((False, set(rows)), (True, dependent & set(rows))):
                 for tile in {_tile(count) for count in counts}:
                     yield Form("gemm", (one.n, one.k, tile, *launch), early, bias)
+
+
+def _in_fixed_order(model: ModelConfig, plan: Plan) -> Iterator[Form]:
+    """One tile a matrix and one of attention, whatever the step."""
+    own = plan.prefill_attention
+    if own is not None:
+        launch = (own.block_m, own.block_n, own.num_stages, own.num_warps)
+        yield Form("fixed-attention", (*launch, plan.attention_part_tokens))
+    for one in plan.gemm_fixed:
+        launch = (one.block_m, one.block_n, one.block_k, one.num_stages, one.num_warps)
+        for bias in _biases(model, one.n, one.k):
+            yield Form("fixed-gemm", (one.n, one.k, *launch), flag=bias)
 
 
 def _tile(rows: int) -> int:

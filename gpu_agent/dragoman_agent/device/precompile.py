@@ -120,19 +120,28 @@ def _cache_dir() -> Path:
 
 
 def compile_forms(order: dict[str, Any]) -> list[Any]:
-    """Compile an order's forms in this process, which must not have imported PyTorch; Triton's compiled kernels."""
+    """Compile an order's forms in this process, which must not have imported PyTorch; Triton's compiled kernels.
+
+    Raises RuntimeError naming what could not be compiled, once all that can be is.
+    """
     from triton.backends.compiler import GPUTarget
 
     from dragoman_kernels.triton.compile_only import compiling, without_torch
 
     at = _Shapes(without_torch(), order)
     found: list[Any] = []
+    problems: list[str] = []
     with compiling(GPUTarget("cuda", order["target"], 32), lambda _, binary, __: found.append(binary)):
         for form in order["forms"]:
             one = Form(**{**form, "sizes": tuple(form["sizes"])})
-            _LAUNCH[one.kind](at, one)
+            try:
+                _LAUNCH[one.kind](at, one)
+            except Exception as error:  # whatever a compiler says: the others are compiled all the same
+                problems.append(f"{one}: {type(error).__name__}: {error}")
     for binary in found:
         _build_launcher(binary)
+    if problems:
+        raise RuntimeError("; ".join(problems))
     return found
 
 
@@ -225,6 +234,28 @@ def _gemm(at: _Shapes, form: Form) -> None:
     )  # fmt: skip
 
 
+def _fixed_attention(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.attention_fixed import FixedWorkspace, fixed_decode_attention
+
+    heads, _, dim = at.heads
+    block_m, block_n, stages, warps, part_tokens = form.sizes
+    fixed_decode_attention(
+        at.tensor(_ROWS, heads, dim), at.cache(), at.cache(), at.ints(_ROWS, 4), at.ints(_ROWS),
+        FixedWorkspace(_ROWS, heads, dim, 4, at.torch.device("cpu")), part_tokens, 2, rows=block_m, block_n=block_n,
+        num_stages=stages, num_warps=warps,
+    )  # fmt: skip
+
+
+def _fixed_gemm(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.gemm_fixed import gemm_fixed
+
+    n, k, block_m, block_n, block_k, stages, warps = form.sizes
+    gemm_fixed(
+        at.tensor(_ROWS, k), at.tensor(n, k), at.tensor(n) if form.flag else None, block_m=block_m, block_n=block_n,
+        block_k=block_k, num_stages=stages, num_warps=warps,
+    )  # fmt: skip
+
+
 def _unpack(at: _Shapes, form: Form) -> None:
     from dragoman_kernels.triton.step_inputs import StepInputs
 
@@ -249,7 +280,7 @@ def _driver(at: _Shapes, form: Form) -> None:
 
 _LAUNCH: dict[str, Callable[[_Shapes, Form], None]] = {
     "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "decode": _decode, "prefill": _prefill, "gemm": _gemm,
-    "unpack": _unpack, "resolve": _resolve, "driver": _driver,
+    "unpack": _unpack, "resolve": _resolve, "driver": _driver, "fixed-attention": _fixed_attention, "fixed-gemm": _fixed_gemm,
 }  # fmt: skip
 
 
@@ -268,7 +299,11 @@ def main() -> int:
     logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
     order = json.load(sys.stdin)
     begun = time.monotonic()
-    found = compile_forms(order)
+    try:
+        found = compile_forms(order)
+    except RuntimeError as error:
+        logger.debug("not all kernels were compiled: %s", error)
+        return 1
     logger.debug("%d kernels of %d forms in %.1f s", len(found), len(order["forms"]), time.monotonic() - begun)
     return 0
 

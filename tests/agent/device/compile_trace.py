@@ -1,6 +1,6 @@
 """Prints the binaries that the GPU backend asks Triton for, or that are compiled ahead, without a GPU; run by test_precompile.
 
-python -m tests.agent.device.compile_trace device|ahead      a line a binary: hash and name
+python -m tests.agent.device.compile_trace device|ahead planned|deterministic      a line a binary: hash and name
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from tests.agent.device.conformance.subjects import gpu_plan
+from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 
 from dragoman_agent.pal.plan import GemmDecode, Plan
@@ -16,8 +16,10 @@ from dragoman_agent.pal.plan import GemmDecode, Plan
 CAPABILITY = "9.0"
 
 
-def plan() -> Plan:
-    """Dependent launch up to 2 sequences; a matrix for all of them and one, which two sizes of tile serve, for some."""
+def plan(which: str) -> Plan:
+    """In one order of arithmetic; or with dependent launch up to 2 sequences; a matrix for all of them and one, which two sizes of tile serve, for some."""
+    if which == "deterministic":
+        return deterministic_plan("cuda")
     gemm = (
         GemmDecode(n=128, k=64, max_rows=4, block_n=16, block_k=64, num_stages=3, num_warps=2),
         GemmDecode(n=192, k=64, max_rows=16, block_n=16, block_k=64, num_stages=3, num_warps=2),
@@ -25,7 +27,7 @@ def plan() -> Plan:
     return dataclasses.replace(gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2)
 
 
-def of_the_device() -> dict[str, str]:
+def of_the_device(plan: Plan) -> dict[str, str]:
     """Load, decode in graphs, a step with prompts of tokens that the step before sampled."""
     import torch
     from tests.agent.device.conformance.host_runtime import InterpretedDevice
@@ -38,7 +40,7 @@ def of_the_device() -> dict[str, str]:
 
     with compiling_for(90) as binaries:
         device = Device()
-        device.load(TinyModel(), plan(), lambda _: None)
+        device.load(TinyModel(), plan, lambda _: None)
         for batch in (1, 2, 3, 4):
             device.submit(step_of([Part([5], 3, [1 + i]) for i in range(batch)], 16)).result()
         mixed = [Part([5], 3, [1]), Part(list(range(1, 18)), 0, [3, 4])]
@@ -46,14 +48,15 @@ def of_the_device() -> dict[str, str]:
         return {compiled.hash: name for _, (name, compiled, _) in binaries.items()}
 
 
-def ahead() -> dict[str, str]:
+def ahead(plan: Plan) -> dict[str, str]:
     """What `precompile` leaves in the cache."""
     from dragoman_agent.device import precompile
 
-    order = precompile.order_of(CONFIG, plan(), CAPABILITY)
+    order = precompile.order_of(CONFIG, plan, CAPABILITY)
     return {binary.hash: binary.metadata.name for binary in precompile.compile_forms(order)}
 
 
 if __name__ == "__main__":
-    for digest, name in (of_the_device() if sys.argv[1] == "device" else ahead()).items():
+    made = {"device": of_the_device, "ahead": ahead}[sys.argv[1]](plan(sys.argv[2]))
+    for digest, name in made.items():
         print(digest, name)

@@ -20,24 +20,44 @@ from dragoman_agent.pal.plan import GemmDecode
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def binaries(which: str, cache: Path) -> dict[str, str]:
+def binaries(which: str, plan: str, cache: Path) -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.agent.device.compile_trace", which], cwd=ROOT, text=True, capture_output=True,
+        [sys.executable, "-m", "tests.agent.device.compile_trace", which, plan], cwd=ROOT, text=True, capture_output=True,
         env={**environ, "TRITON_CACHE_DIR": str(cache)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(line.split() for line in done.stdout.splitlines())
 
 
-def test_what_the_device_launches_was_compiled_ahead_under_the_same_names(tmp_path: Path) -> None:
-    ahead, device = binaries("ahead", tmp_path), binaries("device", tmp_path)
-    assert len(device) > 20, "graphs with and without dependent launch, prompts, products"
+@pytest.mark.parametrize(
+    ("plan", "least", "unused"),
+    [
+        # A larger tile beside prompts, and tokens of the step before, which this step has none of.
+        ("planned", 20, ["_gemm_decode_kernel", "_resolve_kernel"]),
+        ("deterministic", 10, ["_resolve_kernel"]),
+    ],
+)
+def test_what_the_device_launches_was_compiled_ahead_under_the_same_names(
+    plan: str, least: int, unused: list[str], tmp_path: Path
+) -> None:
+    ahead, device = binaries("ahead", plan, tmp_path), binaries("device", plan, tmp_path)
+    assert len(device) >= least
     assert {name for digest, name in device.items() if digest not in ahead} == set()
-    extra = sorted(name for digest, name in ahead.items() if digest not in device)
-    assert extra == ["_gemm_decode_kernel", "_resolve_kernel"], (
-        "a larger tile beside prompts, tokens of the step before"
-    )
+    assert sorted(name for digest, name in ahead.items() if digest not in device) == unused
+
+
+def test_a_kernel_that_cannot_be_compiled_costs_no_other(tmp_path: Path) -> None:
+    order = precompile.order_of(CONFIG, gpu_plan("cuda"), "9.0")
+    silu = next(form for form in order["forms"] if form["kind"] == "silu")
+    order["forms"] = [{**silu, "sizes": [1, 2]}, {**silu, "kind": "decode"}, silu]
+    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman_agent.device.precompile"], input=json.dumps(order), text=True,
+        capture_output=True, env={**environ, "TRITON_CACHE_DIR": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "not all kernels were compiled" in done.stderr and "ValueError" in done.stderr
+    assert list(tmp_path.glob("*/_silu_mul_kernel.cubin"))
 
 
 def test_forms_follow_the_plan() -> None:
@@ -48,7 +68,7 @@ def test_forms_follow_the_plan() -> None:
     early = forms_of(CONFIG, dataclasses.replace(plan, dependent_max_batch=2))
     assert [form.sizes[0] for form in early if form.kind == "decode" and form.dependent] == [2], "the bucket of 2 alone"
     kinds = [form.kind for form in forms_of(CONFIG, deterministic_plan("cuda"))]
-    assert "decode" not in kinds and "gemm" not in kinds and "sample" in kinds
+    assert "decode" not in kinds and "gemm" not in kinds and kinds.count("fixed-gemm") == 5 and "sample" in kinds
 
 
 def test_each_entry_of_the_few_row_product_has_the_tiles_of_its_rows() -> None:
