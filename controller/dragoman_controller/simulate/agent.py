@@ -114,10 +114,10 @@ class SimulatedAgent:
         """What it would report now."""
         n = self._num_steps + self._steps_done(now)
         return Load(
-            waiting_requests=len(self._waiting),
-            running_requests=len(self._prefilling) + len(self._decoding),
-            pending_prefill_tokens=self._waiting_tokens + self._uncomputed,
-            running_context_tokens=self._context_base + n * len(self._decoding) + self._prefill_context,
+            len(self._waiting),
+            len(self._prefilling) + len(self._decoding),
+            self._waiting_tokens + self._uncomputed,
+            self._context_base + n * len(self._decoding) + self._prefill_context,
             step_count=n,
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
@@ -113,18 +113,20 @@ class CellRun:
         total, index = len(numbers), 0
         tick_at = TICK_SECONDS
         horizon = (seconds[numbers[-1]] if total else 0.0) + _HORIZON_SECONDS
-        while len(self.tally) < total and self.now < horizon:
-            arrival_at = seconds[numbers[index]] if index < total else math.inf
+        arrival_at = seconds[numbers[0]] if total else math.inf
+        ended = self.tally.end
+        while len(ended) < total and self.now < horizon:
             event_at = events[0][0] if events else math.inf
             beat_at = beats[0][0]
             if event_at <= arrival_at and event_at <= beat_at and event_at <= tick_at:
                 self.now = event_at
-                _, _, act, subject = heapq.heappop(events)
+                _, _, act, subject = heappop(events)
                 act(subject)
             elif arrival_at <= beat_at and arrival_at <= tick_at:
                 self.now = arrival_at
                 self._ask(self._arrive(numbers[index]))
                 index += 1
+                arrival_at = seconds[numbers[index]] if index < total else math.inf
             elif beat_at <= tick_at:
                 self.now = beat_at
                 seat = beats.popleft()[1]
@@ -145,7 +147,7 @@ class CellRun:
 
     def _at(self, seconds: float, act: _Event, subject: Any) -> None:
         self._sequence += 1
-        heapq.heappush(self._events, (seconds, self._sequence, act, subject))
+        heappush(self._events, (seconds, self._sequence, act, subject))
 
     # The client.
 
@@ -239,7 +241,8 @@ class CellRun:
             stream.jti = ticket.jti
             seat.has_news = True
             self._num_running += 1
-            self.tally.max_num_running = max(self.tally.max_num_running, self._num_running)
+            if self._num_running > self.tally.max_num_running:
+                self.tally.max_num_running = self._num_running
             self._schedule(agent)
             return
         self.tally.counts["refused by agent"] += 1
@@ -282,11 +285,12 @@ class CellRun:
             self._num_running -= len(ended)
             counts = self.tally.counts
             for stream in ended:
+                accepted_at = stream.accepted_at
                 seat.outcomes.append(
                     Outcome(
                         stream.jti,
-                        stream.run_first_at - stream.accepted_at,
-                        self.now - stream.accepted_at,
+                        stream.run_first_at - accepted_at,
+                        self.now - accepted_at,
                         stream.output_tokens - stream.delivered,
                         False,
                     )
