@@ -22,6 +22,8 @@ from typing import Any
 
 from dragoman_agent.device.kernel_forms import Form, forms_of
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.cpu_facts import free_host_bytes, usable_cores
+from dragoman_agent.pal.host import this_host
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.tuning import kernel_hash
 
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 12
 FORMS_A_WORKER = 2  # fewer are not worth its start
+WORKER_BYTES = 400 << 20  # of host memory; 160 MiB are what one takes
 WAIT_SECONDS = 120.0
 _ROWS = 8  # of a step: no binary depends on it
 
@@ -82,7 +85,8 @@ def start_compilers(model: ModelConfig, plan: Plan, capability: str) -> Compiler
     if marker.exists():
         return Compilers([], None)
     forms = order["forms"]
-    count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) - 1, len(forms) // FORMS_A_WORKER))
+    room = free_host_bytes(this_host()) // WORKER_BYTES
+    count = max(1, min(MAX_WORKERS, usable_cores() - 1, room, len(forms) // FORMS_A_WORKER))
     workers = []
     for number in range(count):
         worker = subprocess.Popen(

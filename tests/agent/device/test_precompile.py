@@ -84,7 +84,8 @@ def test_each_entry_of_the_few_row_product_has_the_tiles_of_its_rows() -> None:
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """Workers that note their forms and end with the exit code of `code`; `TRITON_CACHE_DIR` is empty."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    monkeypatch.setattr(precompile, "usable_cores", lambda: 5)
+    monkeypatch.setattr(precompile, "free_host_bytes", lambda host: 8 << 30)
     begun: list[list[str]] = []
     script = f"import sys; open(f'{tmp_path}/{{id(sys)}}-{{__import__(\"os\").getpid()}}', 'w').write(sys.stdin.read()); sys.exit(int(open('{tmp_path}/code').read()))"  # fmt: skip
     (tmp_path / "code").write_text("0")
@@ -109,6 +110,16 @@ def test_workers_share_the_forms_and_the_next_start_needs_none(started: list[lis
     assert len(started) == 4
     precompile.start_compilers(CONFIG, plan, "8.0").wait()
     assert len(started) == 8, "another architecture is another cache"
+
+
+def test_a_host_with_little_memory_gets_fewer_workers(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for free, count in ((1 << 30, 2), (100 << 20, 1)):
+        started.clear()
+        monkeypatch.setattr(precompile, "free_host_bytes", lambda host, free=free: free)
+        precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").close()
+        assert len(started) == count
 
 
 def test_a_worker_that_fails_costs_only_the_time(
