@@ -107,7 +107,9 @@ class AgentMetrics:
         self.take_tiers = self._tiers.take
         self._preemptions = Counter("dragoman_preemptions", "Sequences preempted.", registry=registry)
         self._step = _histogram("engine_step_seconds", "Device time of a step.", _STEP_BUCKETS, registry)
-        self._host_step = _histogram("engine_host_step_seconds", "Host work around a step.", _HOST_BUCKETS, registry)
+        self._host_step = _histogram(
+            "engine_host_step_seconds", "Work of the engine's thread a step, sending included.", _HOST_BUCKETS, registry
+        )
         self.tickets = Counter("dragoman_tickets", "Tickets shown, by result.", ["result"], registry=registry)
         self.resumes = Counter("dragoman_resumes", "Streams to continue, by result.", ["result"], registry=registry)
         self.hints = Counter("dragoman_hints", "Prefetch hints, by outcome.", ["outcome"], registry=registry)

@@ -70,6 +70,16 @@ def test_a_device_failure_fails_every_request_then_the_engine(lab: Any, start: A
     engine.assert_idle()
 
 
+def test_sending_and_reading_count_as_host_work(pair: tuple[socket.socket, Connection]) -> None:
+    stream, connection = pair
+    connection.send(Fatal(1, "x" * 100_000))
+    sent = connection.host_work.take()
+    stream.sendall(encode(Credit("r", 5)))
+    assert connection.receive(0.0) == [Credit("r", 5)]
+    assert sent > 0 and connection.host_work.take() > 0
+    assert connection.receive(0.05) == [] and connection.host_work.take() < 0.04, "waiting is no work"
+
+
 def test_a_command_that_is_none_is_ignored(lab: Any, start: Any, pair: Any, caplog: pytest.LogCaptureFixture) -> None:
     ours, connection = pair
     engine = lab()
