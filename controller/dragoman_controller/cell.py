@@ -18,6 +18,7 @@ from dragoman_controller.explain import Placements
 from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member
 from dragoman_controller.hints import Hints, Parts
 from dragoman_controller.ledger import Grant, Ledger
+from dragoman_controller.native.learning import Learning
 from dragoman_controller.native.library import Library
 from dragoman_controller.placement import Choose, place
 from dragoman_controller.placer import Placer
@@ -87,11 +88,12 @@ class Cell:
         choose: Choose = place,
         library: Library | None = None,
     ) -> None:
-        """`choose` picks the agent of each request; a simulator compares others with `place`. `library`: what searches for it."""
+        """`choose` picks the agent of each request; a simulator compares others with `place`. `library`: native code that searches and learns."""
         self.clock = clock
         self._observer = observer
         self.fleet = Fleet(self._on_change)
-        self.ledger, self.index, self.quotes = Ledger(), PrefixIndex(), Quotes()
+        self.ledger, self.index = Ledger(), PrefixIndex()
+        self.quotes = Quotes(make=Learning(library).make) if library is not None else Quotes()
         self.minter = TicketMinter(keys)
         self.placements = Placements()
         self.policy = PolicyStore(policy, lambda _: self._notify())

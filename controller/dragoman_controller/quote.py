@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dragoman_controller.recent import MAX_NUM_AGENTS, RecentAgents
@@ -267,13 +268,15 @@ class Quotes:
     for longest is forgotten and starts with the prior again.
     """
 
-    def __init__(self, max_num_agents: int = MAX_NUM_AGENTS) -> None:
+    def __init__(self, max_num_agents: int = MAX_NUM_AGENTS, make: Callable[[], AgentQuotes] = AgentQuotes) -> None:
+        """`make`: what is known of an agent that nothing is known of."""
         self._agents: RecentAgents[AgentQuotes] = RecentAgents(max_num_agents)
+        self._make = make
 
     def of(self, agent_id: str) -> AgentQuotes:
         """The quotes of an agent."""
         quotes = self._agents.get(agent_id)
         if quotes is None:
-            quotes = AgentQuotes()
+            quotes = self._make()
             self._agents.put(agent_id, quotes)
         return quotes

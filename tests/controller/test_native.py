@@ -20,6 +20,7 @@ from dragoman_controller.placement import place
 from dragoman_controller.steps import StepTable
 
 LIBRARY = load()
+OTHER_FUNCTIONS = ("search", "draw", "write_quote", "begin_learning", "judge", "learn")
 needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="no C++ compiler is on PATH")
 
 
@@ -140,7 +141,9 @@ def test_a_library_of_another_layout_is_not_used(tmp_path: Path) -> None:
         pytest.skip("no C++ compiler is on PATH")
     source = tmp_path / "other.cpp"
     source.write_text(
-        'extern "C" { void dragoman_search() {} void dragoman_draw() {} void dragoman_write_quote() {} long dragoman_search_layout() { return 1; } }'
+        'extern "C" { '
+        + "".join(f"void dragoman_{name}() {{}} " for name in OTHER_FUNCTIONS)
+        + "long dragoman_search_layout() { return 1; } long dragoman_learnt_bytes() { return 1; } }"
     )
     builder._run([compiler, "-shared", "-fPIC", str(source), "-o", str(tmp_path / "libother.so")])
     with pytest.raises(NativeUnavailable, match="otherwise than this version"):

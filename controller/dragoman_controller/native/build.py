@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).resolve().parent / name for name in ("search.cpp", "quote.cpp"))
+SOURCES = tuple(Path(__file__).resolve().parent / name for name in ("search.cpp", "quote.cpp", "learn.cpp"))
 COMPILERS = ("g++", "c++", "clang++")
 # Without contraction: a fused product and sum would round otherwise than the Python code, and choices could differ.
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared")

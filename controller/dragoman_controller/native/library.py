@@ -64,6 +64,10 @@ class Library:
             self.search: Any = handle.dragoman_search
             self.draw: Any = handle.dragoman_draw
             self.write_quote: Any = handle.dragoman_write_quote
+            self.begin_learning: Any = handle.dragoman_begin_learning
+            self.judge: Any = handle.dragoman_judge
+            self.learn: Any = handle.dragoman_learn
+            learnt_bytes: Any = handle.dragoman_learnt_bytes
         except (OSError, AttributeError) as error:
             raise NativeUnavailable(f"{path} cannot be loaded: {error}") from None
         layout.restype, layout.argtypes = ctypes.c_int64, ()
@@ -72,6 +76,12 @@ class Library:
         self.search.restype, self.search.argtypes = ctypes.c_int64, (ctypes.c_void_p,)
         self.draw.restype, self.draw.argtypes = None, (ctypes.c_void_p, ctypes.c_double, ctypes.c_double)
         self.write_quote.restype, self.write_quote.argtypes = ctypes.c_int64, (ctypes.c_void_p, ctypes.c_void_p)
+        self.begin_learning.restype = self.judge.restype = None
+        self.begin_learning.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
+        self.judge.argtypes = self.learn.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+        self.learn.restype = learnt_bytes.restype = ctypes.c_int64
+        learnt_bytes.argtypes = ()
+        self.learnt_bytes: int = learnt_bytes()
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Library | None:

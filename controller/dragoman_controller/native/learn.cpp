@@ -1,0 +1,187 @@
+// What was learnt of one agent's speed. What is computed, and the order of its operations, is that of quote.py and
+// regression.py, and so are the constants.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace {
+
+constexpr int kNumQuantities = 3, kMaxRatios = 128, kSize = 4;
+constexpr double kTail = 0.1, kLevelGain = 0.02, kLowestLevel = 0.01, kHighestLevel = 0.2;
+constexpr double kInsideStep = kLevelGain * kTail, kOutsideStep = kLevelGain * (kTail - 1.0);
+constexpr double kForgetting = 0.98, kMaxError = 1.0, kMaxFeature = 8.0, kMaxWeight = 64.0, kMaxVariance = 10.0;
+constexpr double kPriorVariance = 0.3;
+constexpr double kMinLearnSeconds = 0.05, kOverheadSeconds = 0.05, kStepSeconds = 0.02;
+constexpr int64_t kPaceOutcomes = 500, kPriorOutcomes = 4;
+
+// The latest ratios of observed to predicted seconds, in the order in which they came and in their own.
+struct Window {
+  int64_t count, oldest;
+  double low_level, high_level, p10, p50, p90;
+  double latest[kMaxRatios], sorted[kMaxRatios + 1];
+
+  void measure() {
+    const double last = static_cast<double>(count - 1);
+    const auto at = [this, last](double share) { return sorted[static_cast<int64_t>(std::nearbyint(share * last))]; };
+    p10 = at(low_level), p50 = at(0.5), p90 = at(1.0 - high_level);
+  }
+
+  void begin(const double* prior, int64_t num_prior) {
+    count = num_prior, oldest = 0;
+    low_level = high_level = kTail;
+    std::copy(prior, prior + num_prior, latest);
+    std::copy(prior, prior + num_prior, sorted);
+    measure();
+  }
+
+  void add(double ratio) {
+    low_level = std::clamp(low_level + (ratio < p10 ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
+    high_level = std::clamp(high_level + (ratio > p90 ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
+    double* const end = sorted + count;
+    double* const place = std::upper_bound(sorted, end, ratio);
+    std::copy_backward(place, end, end + 1);
+    *place = ratio;
+    if (count < kMaxRatios) {
+      latest[count++] = ratio;
+    } else {
+      double* const gone = std::lower_bound(sorted, end + 1, latest[oldest]);
+      std::copy(gone + 1, end + 1, gone);
+      latest[oldest] = ratio;
+      oldest = (oldest + 1) % kMaxRatios;
+    }
+    measure();
+  }
+};
+
+// Least squares that forget, over up to four features; one that is not there has a weight and a variance of 0.
+struct Regression {
+  double weights[kSize], covariance[kSize][kSize];
+
+  void begin(const double* prior, int num_features) {
+    for (int row = 0; row < kSize; ++row) {
+      weights[row] = row < num_features ? prior[row] : 0.0;
+      for (int column = 0; column < kSize; ++column) {
+        covariance[row][column] = row == column && row < num_features ? kPriorVariance : 0.0;
+      }
+    }
+  }
+
+  void learn(const double* features, double observed) {
+    const double size = std::max(observed, *std::max_element(features, features + kSize) / kMaxFeature);
+    double x[kSize], pulls[kSize];
+    for (int i = 0; i < kSize; ++i) x[i] = features[i] / size;
+    const double error = std::clamp(observed / size - dot(weights, x), -kMaxError, kMaxError);
+    for (int i = 0; i < kSize; ++i) pulls[i] = dot(covariance[i], x);
+    const double total = kForgetting + dot(x, pulls);
+    bool is_over = false;
+    for (int i = 0; i < kSize; ++i) {
+      const double gain = pulls[i] / total;
+      weights[i] = std::clamp(weights[i] + gain * error, 0.0, kMaxWeight);
+      for (int j = 0; j < kSize; ++j) covariance[i][j] = (covariance[i][j] - gain * pulls[j]) / kForgetting;
+      is_over |= covariance[i][i] > kMaxVariance;
+    }
+    if (is_over) limit();
+  }
+
+  void limit() {
+    for (int i = 0; i < kSize; ++i) {
+      const double variance = covariance[i][i];
+      if (variance <= kMaxVariance) continue;
+      const double ratio = std::pow(kMaxVariance / variance, 0.5);  // not the square root: Python rounds as this does
+      for (int other = 0; other < kSize; ++other) {
+        covariance[i][other] *= ratio;
+        covariance[other][i] *= ratio;
+      }
+    }
+  }
+
+  static double dot(const double* a, const double* b) { return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]; }
+};
+
+struct Learnt {
+  Window windows[kNumQuantities];
+  Regression first, decode;
+  double learnt_at, log_pace;
+  int64_t num_learnt;
+};
+
+// Of each quantity, TTFT, TPOT and finish: what was expected and what was seen.
+struct Outcome {
+  double expected[kNumQuantities], observed[kNumQuantities];
+};
+
+// Of each quantity the error, -1 where nothing can be said, and whether it was inside; then p10, p50 and p90 of each.
+struct Verdict {
+  double judged[kNumQuantities][2], quantiles[kNumQuantities][3];
+};
+
+struct Lesson {
+  double queue, prefill, step, decode, observed_step, ttft, tpot, total, num_tokens, now;
+};
+
+struct Taught {
+  double pace, weights[2 * kSize - 1];
+};
+
+}  // namespace
+
+extern "C" {
+
+void dragoman_begin_learning(Learnt* learnt, const double* prior_ratios, int64_t num_ratios) {
+  constexpr double first[] = {1.0, 1.0, 1.0, 0.0}, decode[] = {1.0, 0.0, 0.0};
+  for (Window& window : learnt->windows) window.begin(prior_ratios, num_ratios);
+  learnt->first.begin(first, 4);
+  learnt->decode.begin(decode, 3);
+  learnt->learnt_at = -HUGE_VAL;
+  learnt->log_pace = 0.0;
+  learnt->num_learnt = 0;
+}
+
+// AgentQuotes.judge.
+void dragoman_judge(Learnt* learnt, const Outcome* outcome, Verdict* verdict) {
+  for (int i = 0; i < kNumQuantities; ++i) {
+    const double expected = outcome->expected[i], observed = outcome->observed[i];
+    Window& window = learnt->windows[i];
+    verdict->judged[i][0] = -1.0;
+    if (expected > 0.0 && observed > 0.0) {
+      const double middle = expected * window.p50;
+      verdict->judged[i][0] = std::fabs(observed - middle) / middle;
+      verdict->judged[i][1] = expected * window.p10 <= observed && observed <= expected * window.p90;
+      window.add(observed / expected);
+    }
+    verdict->quantiles[i][0] = window.p10, verdict->quantiles[i][1] = window.p50, verdict->quantiles[i][2] = window.p90;
+  }
+}
+
+// AgentQuotes.learn: whether the weights were moved. The pace is, where something was computed and took time.
+int64_t dragoman_learn(Learnt* learnt, const Lesson* lesson, Taught* taught) {
+  static const double max_log_pace = std::log(32.0);
+  const double more_tokens = lesson->num_tokens > 1.0 ? lesson->num_tokens - 1.0 : 0.0;
+  const double modelled = lesson->queue + lesson->prefill + lesson->step + more_tokens * lesson->decode;
+  if (modelled > 0.0 && lesson->total > 0.0) {
+    if (learnt->num_learnt < kPaceOutcomes) ++learnt->num_learnt;
+    const double error =
+        std::clamp(std::log(lesson->total / modelled) - learnt->log_pace, -max_log_pace, max_log_pace);
+    const double weight = static_cast<double>(learnt->num_learnt + kPriorOutcomes);
+    learnt->log_pace = std::clamp(learnt->log_pace + error / weight, -max_log_pace, max_log_pace);
+  }
+  taught->pace = std::exp(learnt->log_pace);
+  if (lesson->now - learnt->learnt_at < kMinLearnSeconds) return 0;
+  learnt->learnt_at = lesson->now;
+  if (lesson->ttft > 0.0) {
+    const double features[kSize] = {lesson->queue, lesson->prefill, lesson->step, kOverheadSeconds};
+    learnt->first.learn(features, lesson->ttft);
+  }
+  if (lesson->tpot > 0.0) {
+    const double features[kSize] = {lesson->decode, lesson->observed_step, kStepSeconds, 0.0};
+    learnt->decode.learn(features, lesson->tpot);
+  }
+  std::copy(learnt->first.weights, learnt->first.weights + kSize, taught->weights);
+  std::copy(learnt->decode.weights, learnt->decode.weights + kSize - 1, taught->weights + kSize);
+  return 1;
+}
+
+// The size of what the caller keeps for an agent.
+int64_t dragoman_learnt_bytes() { return sizeof(Learnt); }
+}
