@@ -9,6 +9,7 @@ python -m dragoman_kernels.triton.aot CONFIG.json... [--capability 90]... [--hip
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -56,6 +57,8 @@ from dragoman_kernels.triton.stream_read import stream_read
 
 CAPABILITIES = tuple(SHARED_LIMIT_BYTES)
 _CPU = torch.device("cpu")
+_KV_TYPES = (torch.bfloat16, torch.float8_e4m3fn)
+_FLOAT8_CAPABILITY = 89  # the first whose instructions convert e4m3
 _PAGE = 64
 PAGES = (16, 64, 128)  # tokens in a page that plans choose among
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
@@ -141,6 +144,8 @@ def compiling_for(target: int | GPUTarget) -> Iterator[dict[str, tuple[str, Any,
 def launch_all(shape: ModelShape, capability: int, pages: Sequence[int]) -> None:
     """One launch of each form that serving `shape` in bfloat16 on `capability` with these pages may make."""
     launch_common(shape)
+    if capability >= _FLOAT8_CAPABILITY:
+        _launch_rope(shape, torch.float8_e4m3fn)
     _launch_gemm(shape, capability)
     _launch_attention(shape, capability, pages)
 
@@ -168,7 +173,11 @@ def _launch_rows(shape: ModelShape) -> None:
     rms_norm(hidden, hidden[0], 1e-6)
     rms_norm(hidden, hidden[0], 1e-6, _zeros(2, shape.hidden_size))
     silu_mul(_zeros(2, 2 * shape.intermediate_size))
-    cache = _zeros(2, shape.num_kv_heads, _PAGE, shape.head_dim)
+    _launch_rope(shape, torch.bfloat16)
+
+
+def _launch_rope(shape: ModelShape, dtype: torch.dtype) -> None:
+    cache = _cache(shape, _PAGE, dtype)
     qkv = _zeros(2, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
     angles = torch.zeros(8, shape.head_dim // 2)
     norm = _zeros(shape.head_dim) if shape.qk_norm else None
@@ -187,34 +196,38 @@ def _launch_attention(shape: ModelShape, capability: int, pages: Sequence[int]) 
     """Every launch that a plan may choose for `capability` and these pages."""
     limit = SHARED_LIMIT_BYTES[capability]
     group, version = shape.num_heads // shape.num_kv_heads, divmod(capability, 10)
-    for page in pages:
+    for page, dtype in itertools.product(pages, _KV_TYPES if capability >= _FLOAT8_CAPABILITY else _KV_TYPES[:1]):
         for launch in decode_launches(group, shape.head_dim, page, limit):
-            launch_decode(shape, page, launch)
+            launch_decode(shape, page, launch, dtype)
         for choice in prefill_launches(shape.head_dim, page, version, limit):
-            launch_prefill(shape, page, choice)
+            launch_prefill(shape, page, choice, dtype)
         for choice in fixed_attention_launches(shape.head_dim, page, version, limit):
-            _launch_fixed(shape, page, choice)
+            _launch_fixed(shape, page, choice, dtype)
 
 
-def launch_decode(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
-    """Unsplit, and split in the most parts: what lies between uses no more."""
-    cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
+def _cache(shape: ModelShape, page: int, dtype: torch.dtype) -> torch.Tensor:
+    return _zeros(2, shape.num_kv_heads, page, shape.head_dim).to(dtype)
+
+
+def launch_decode(shape: ModelShape, page: int, launch: DecodeLaunch, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Unsplit, and split in the most parts: what lies between uses no more. K and V are in `dtype`."""
+    cache = _cache(shape, page, dtype)
     q = _zeros(1, shape.num_heads, shape.head_dim)
     for splits in (DECODE_SPLITS[0], DECODE_SPLITS[-1]):
         work = DecodeWorkspace(1, shape.num_heads, shape.head_dim, splits, _CPU)
         paged_decode_attention(q, cache, cache, _ints(1, 4), _ints(1), work, splits, **asdict(launch))
 
 
-def launch_prefill(shape: ModelShape, page: int, launch: PrefillLaunch) -> None:
+def launch_prefill(shape: ModelShape, page: int, launch: PrefillLaunch, dtype: torch.dtype = torch.bfloat16) -> None:
     """A chunk of two tokens."""
-    cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
+    cache = _cache(shape, page, dtype)
     q = _zeros(2, shape.num_heads, shape.head_dim)
     paged_prefill_attention(q, cache, cache, _ints(1, 4), _ints(2), _ints(1), _ints(1, 2), **asdict(launch))
 
 
-def _launch_fixed(shape: ModelShape, page: int, launch: PrefillLaunch) -> None:
+def _launch_fixed(shape: ModelShape, page: int, launch: PrefillLaunch, dtype: torch.dtype) -> None:
     """Parts that several programs share, and their fold: prompts run the same binary."""
-    cache = _zeros(2, shape.num_kv_heads, page, shape.head_dim)
+    cache = _cache(shape, page, dtype)
     q = _zeros(1, shape.num_heads, shape.head_dim)
     work = FixedWorkspace(1, shape.num_heads, shape.head_dim, 4, _CPU)
     fixed_decode_attention(
