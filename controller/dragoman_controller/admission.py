@@ -205,11 +205,6 @@ class Admission:
         return self._clock() - self._started_at >= SETTLE_SECONDS
 
     @property
-    def has_queues(self) -> bool:
-        """Whether any request ever waited."""
-        return bool(self._queues)
-
-    @property
     def has_waiting(self) -> bool:
         """Whether any request waits."""
         return any(self._queues.values())

@@ -181,8 +181,7 @@ class Cell:
         for grant in self.ledger.sweep(member.agent_id, member.epoch, load, now):
             self._ended(grant, "expired")
         self.placer.refresh(member)
-        if self.admission.has_queues:
-            self.admission.dispatch(model.name for model in member.spec.models)
+        self.admission.dispatch([model.name for model in member.spec.models])
 
     def deregister(self, lease_id: str, outcomes: Iterable[Outcome] = ()) -> None:
         """An agent leaves, and tells its last outcomes. An unknown lease is none of ours, so that is done already."""

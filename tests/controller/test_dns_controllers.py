@@ -91,7 +91,8 @@ async def run_by(controller: ControllerServer, host: str) -> int:
     async with grpc.aio.insecure_channel(ticket.data_address, options=channel_options()) as channel:
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
         events = [event async for event in stub.Generate(wanted, timeout=20)]
-    return events[-1].finished.usage.output_tokens
+    num_tokens: int = events[-1].finished.usage.output_tokens
+    return num_tokens
 
 
 async def test_an_agent_serves_every_controller_of_a_name_and_follows_it(

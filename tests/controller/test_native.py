@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from dragoman.step_model import StepModel
 from dragoman_controller.candidates import AgentView, Candidates, Shape
 from dragoman_controller.native import build as builder
-from dragoman_controller.native.library import Library, NativeUnavailable, load
+from dragoman_controller.native.build import NativeUnavailable
+from dragoman_controller.native.library import Library, load
 from dragoman_controller.placement import place
 from dragoman_controller.steps import StepTable
 

@@ -41,7 +41,7 @@ class AnswerWriter:
 
     def batch(self, answers: Sequence[tuple[str, Answer]]) -> pb.AdmitResponse:
         """The message of answers, each with the id of its request."""
-        parts = []
+        parts: list[bytes] = []
         for request_id, answer in answers:
             if isinstance(answer, Granted):
                 body = self._granted(answer)
