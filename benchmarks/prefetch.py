@@ -60,11 +60,11 @@ class Bench:
         self.digest = b""
         self.model = ""
 
-    async def wait_for_agents(self) -> None:
-        """Until both serve."""
+    async def wait_for_agents(self, num_agents: int = 2) -> None:
+        """Until so many serve, and no other is known."""
         while True:
             members = (await self._fleet.ListAgents(fleet_service_pb2.ListAgentsRequest())).members
-            if [member.state for member in members] == [2, 2]:
+            if [member.state for member in members] == [2] * num_agents:
                 break
             await asyncio.sleep(0.1)
         self.model, self.digest = members[0].agent.models[0].model, members[0].agent.models[0].model_digest

@@ -137,7 +137,10 @@ class Prefetcher:
 
     async def _run(self, wanted: PrefetchPrefix, ended: Ended) -> None:
         fetch, exchange_id = _Fetch(), uuid.uuid4().hex
-        limit = seconds_of(wanted.time_limit) if wanted.HasField("time_limit") else LONGEST_FETCH_SECONDS
+        limit = LONGEST_FETCH_SECONDS
+        if wanted.HasField("time_limit") and wanted.source_address:
+            # What comes from the agent's own tiers is weighed by the engine, which does not stop half-way.
+            limit = seconds_of(wanted.time_limit)
         began = time.monotonic()
         try:
             async with asyncio.timeout(min(limit, LONGEST_FETCH_SECONDS)):

@@ -41,6 +41,7 @@ class LowerTiers:
         self.num_staging = len(self.staging)
         self.rates: dict[TierName, TierRate] = {"host": TierRate(link_rate), "disk": TierRate()}
         self._num_holding: dict[bytes, int] = {}  # tiers that hold a unit
+        self._tells_all = False
         self.num_dropped = 0  # blocks that left the lowest tier, or the device without having been copied
 
     @property
@@ -118,10 +119,27 @@ class LowerTiers:
 
     def take_events(self) -> tuple[list[bytes], list[bytes]]:
         """(units that came to the lower tiers, units that left them) since the last call, 32 bytes each."""
+        if self._tells_all:
+            self._tells_all = False
+            self._count_changes({})
+            return list(self._num_holding), []
+        before: dict[bytes, int] = {}
+        self._count_changes(before)
         came: list[bytes] = []
         went: list[bytes] = []
+        for unit, count in before.items():
+            now = self._num_holding.get(unit, 0)
+            if bool(now) is not bool(count):
+                (came if now else went).append(unit)
+        return came, went
+
+    def tell_all(self) -> None:
+        """Somebody else listens from now on: the next `take_events` tells all that is held."""
+        self._tells_all = True
+
+    def _count_changes(self, before: dict[bytes, int]) -> None:
+        """Take the changes into the count of tiers that hold a unit; `before` gets the counts of those that changed."""
         holding = self._num_holding
-        before: dict[bytes, int] = {}
         for _, index in self.indices:
             stored, removed = index.take_events()
             for units, change in ((stored, 1), (removed, -1)):
@@ -129,13 +147,9 @@ class LowerTiers:
                     count = holding.get(unit, 0)
                     before.setdefault(unit, count)
                     holding[unit] = count + change
-        for unit, count in before.items():
-            now = holding[unit]
-            if not now:
+        for unit in before:
+            if not holding[unit]:
                 del holding[unit]
-            if bool(now) is not bool(count):
-                (came if now else went).append(unit)
-        return came, went
 
     def turn_off(self, reason: str) -> None:
         """Nothing is moved from now on; what is on disk stays for the next run."""

@@ -89,6 +89,8 @@ def run(connection: Connection, core: EngineCore) -> bool:
     timeout = 0.0
     exchanges: deque[ExportBlocks | ImportBlocks] = deque()
     connection.host_work = core.host_work
+    if core.tiers is not None:
+        core.tiers.lower.tell_all()  # what the disk held at the start went to the frames of the warm-up
     while connection.is_open:
         messages = connection.receive(timeout)
         if messages and not _take_commands(connection, core, messages, exchanges):

@@ -68,6 +68,9 @@ def test_units_are_told_when_the_first_tier_has_them_and_the_last_lets_go(steps:
         assert not known & set(came) and set(went) <= known
         known = (known | set(came)) - set(went)
         holding = {*lower.host.index._entries, *second.index._entries}
+        if number == 6:
+            lower.tell_all()
+            assert set(lower.take_events()[0]) == known
         assert known == {unit for digest in holding for unit in page(digest[0]).units}
 
 
