@@ -20,19 +20,16 @@ from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal.attributes import take_inventory
-from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.found import FoundDevice
 from dragoman_agent.pal.kernel_times import step_key
-from dragoman_agent.pal.layer_timing import LayerCase
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, plan_for
-from dragoman_agent.pal.planner_cuda import wanted_layers
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
-from dragoman_agent.pal.tuned import tune_layers
-from dragoman_agent.pal.tuning import load_timings, tune
+from dragoman_agent.pal.tuned import tune_all
+from dragoman_agent.pal.tuning import load_timings
 
 CACHE = Path("/tmp/dragoman-bench")
 MAX_CONTEXT = 9216
@@ -69,13 +66,8 @@ def tuned(names: Sequence[str], limits: Limits = LIMITS) -> dict[str, Setup]:
     untuned = {name: plan_for(profile, s.config, limits, Switches())[0] for name, s in sources.items()}
     index, begin = profile.device.index, time.perf_counter()
     held = load_timings(CACHE, profile.fingerprint)
-    cases = {c.key: c for name, s in sources.items() for c in tuning_cases(profile, s.config, untuned[name])}
-    timings = tune(list(cases.values()), held, CACHE, index, _say)
-
-    def layers(known: Timings) -> list[LayerCase]:
-        return [c for s in sources.values() for c in wanted_layers(profile, s.config, limits, Switches(), known)]
-
-    timings = tune_layers(layers, timings, CACHE, index, _say)
+    configs = [source.config for source in sources.values()]
+    timings = tune_all(profile, configs, limits, Switches(), held, CACHE, index, _say)
     seconds = time.perf_counter() - begin
     made = {}
     for name, source in sources.items():

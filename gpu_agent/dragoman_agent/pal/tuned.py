@@ -10,20 +10,19 @@ from typing import Literal
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.decisions import Decision
-from dragoman_agent.pal.layer_timing import LayerCase
 from dragoman_agent.pal.limits import Limits
 from dragoman_agent.pal.planner import plan_for
 from dragoman_agent.pal.planner_cuda import wanted_layers
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
-from dragoman_agent.pal.tuning import load_timings, tune
+from dragoman_agent.pal.tuning import Case, load_timings, tune
 
 logger = logging.getLogger(__name__)
 
 Tuning = Literal["auto", "now", "off"]
 _SUBJECT = "tuning"
-_LAYER_ROUNDS = 3
+_MAX_ROUNDS = 3
 
 
 def timings_for(
@@ -45,10 +44,9 @@ def timings_for(
     cases = tuning_cases(profile, model, plan)
     if mode == "now":
         index = profile.device.index
-        timings = tune(cases, timings, cache_dir, index, logger.warning)
-        timings = tune_layers(
-            lambda held: wanted_layers(profile, model, limits, switches, held), timings, cache_dir, index
-        )
+        timings = tune_all(profile, [model], limits, switches, timings, cache_dir, index, logger.warning)
+        plan, _ = plan_for(profile, model, limits, switches, timings)
+        cases = tuning_cases(profile, model, plan)
     known = sum(timings.get(case.key) is not None for case in cases)
     lost = sum(case.key in timings.failed for case in cases)
     chosen = f"{known} of {len(cases)} kernels timed on this device" + (f", {lost} cannot run on it" if lost else "")
@@ -60,19 +58,44 @@ def timings_for(
     return timings, Decision(_SUBJECT, chosen, reason)
 
 
-def tune_layers(
-    wanted: Callable[[Timings], Sequence[LayerCase]],
+def tune_all(
+    profile: Profile,
+    models: Sequence[ModelConfig],
+    limits: Limits,
+    switches: Switches,
     timings: Timings,
     cache_dir: Path,
     index: int,
-    say: Callable[[str], None] = logger.warning,
+    say: Callable[[str], None],
 ) -> Timings:
-    """Time whole layers until what a plan asks for is known: the products' layers first, since the question of dependent
-    launch is asked of what they choose. Raises TuningError.
+    """Time what plans for `models` on CUDA device `index` are made from, all models' together. Raises TuningError."""
+
+    def kernels(held: Timings) -> list[Case]:
+        plans = [(model, plan_for(profile, model, limits, switches, held)[0]) for model in models]
+        return [case for model, plan in plans for case in tuning_cases(profile, model, plan)]
+
+    def layers(held: Timings) -> list[Case]:
+        return [case for model in models for case in wanted_layers(profile, model, limits, switches, held)]
+
+    timings = _until_known(kernels, timings, cache_dir, index, say)
+    return _until_known(layers, timings, cache_dir, index, say)
+
+
+def _until_known(
+    wanted: Callable[[Timings], Sequence[Case]],
+    timings: Timings,
+    cache_dir: Path,
+    index: int,
+    say: Callable[[str], None],
+) -> Timings:
+    """Rounds, since what was timed may change what is asked: another page asks for its own launches, and dependent launch is
+    asked of the products that layers chose.
     """
-    for _ in range(_LAYER_ROUNDS):
-        missing = [case for case in wanted(timings) if not timings.knows(case.key)]
-        if not missing:
+    for _ in range(_MAX_ROUNDS):
+        cases = list({case.key: case for case in wanted(timings)}.values())
+        if all(timings.knows(case.key) for case in cases):
             break
-        timings = tune(missing, timings, cache_dir, index, say)
+        before, timings = timings, tune(cases, timings, cache_dir, index, say)
+        if timings == before:
+            break  # what is left fails each time, though it might not for good
     return timings
