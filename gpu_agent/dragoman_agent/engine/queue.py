@@ -1,7 +1,7 @@
 """The waiting sequences: priority classes with aging, fair shares by tenant inside a class, earliest due first inside a tenant.
 
-Fairness is deficit round robin charged in uncached tokens (Shreedhar and Varghese, 1995), in the form that charges after
-service, because what the cache saves is known only when a sequence starts.
+Fairness is deficit round robin charged in tokens that were computed (Shreedhar and Varghese, 1995), in the form that charges
+after service: what the cache saves is known only when a sequence starts, and how much it writes only when it ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dragoman_agent.engine.request import AGING_SECONDS, Sequence
 
 NUM_CLASSES = 3
 QUANTUM_TOKENS = 1024  # what a tenant may start each round
+MIN_CHARGE_TOKENS = 64  # of a start: a place in the batch is worth something, else a round of tiny prompts would have no end
 _PATIENCE_SECONDS = 60.0  # a sequence without a deadline is due this long after it came
 
 
@@ -64,15 +65,23 @@ class WaitingQueue:
         return None
 
     def take(self, sequence: Sequence, uncached_tokens: int) -> None:
-        """Start what `peek` returned, charging its tenant `uncached_tokens`."""
+        """Start what `peek` returned, charging its tenant `uncached_tokens`, but nothing where it has paid before."""
         index = self._class_of[id(sequence)]
         tenant = self._classes[index][sequence.request.tenant]
         heapq.heappop(tenant.heap)
-        tenant.balance -= uncached_tokens
+        if not sequence.num_charged:
+            tenant.balance -= max(uncached_tokens, MIN_CHARGE_TOKENS)
+            sequence.num_charged = len(sequence.token_ids)
         if tenant.balance <= 0:
             self._classes[index].move_to_end(sequence.request.tenant)
         sequence.effective_class = index
         self.remove(sequence)
+
+    def charge_output(self, sequence: Sequence) -> None:
+        """Charge the tenant of a sequence that ends what it wrote. Where nobody waits there is nobody to share with."""
+        if self._class_of and sequence.num_charged:
+            tenant = self._classes[sequence.effective_class].setdefault(sequence.request.tenant, _Tenant())
+            tenant.balance -= len(sequence.token_ids) - sequence.num_charged
 
     def _insert(self, sequence: Sequence, index: int, now: float) -> None:
         self._class_of[id(sequence)] = index

@@ -91,7 +91,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     row: int = -1  # row of the persistent batch while RUNNING
     effective_class: int = 0
-    was_charged: bool = False  # its tenant has paid for it: a preempted sequence does not pay twice
+    num_charged: int = 0  # tokens that its tenant has paid for: a preempted sequence does not pay twice
     credit_since: float | None = None  # since when it is out of credit
     stop_ids: frozenset[int] = frozenset()
     min_num_tokens: int = 0  # prompt and output tokens before a stop id counts

@@ -141,6 +141,8 @@ class Scheduler:
             self.parked.discard(sequence)
             self.blocked.discard(sequence)
             self._out_of_credit.discard(sequence)
+            if sequence.is_alive:
+                self.waiting.charge_output(sequence)
             sequence.move_to(status)
         if left:
             self.running = [s for s in self.running if s.status is Status.RUNNING]
@@ -404,8 +406,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, num_cached: int) -> None:
         num_uncached = len(sequence.token_ids) - num_cached
-        self.waiting.take(sequence, 0 if sequence.was_charged else num_uncached)
-        sequence.was_charged = True
+        self.waiting.take(sequence, num_uncached)
         sequence.num_computed = num_cached
         sequence.num_published = num_cached // self.page_size
         sequence.row = self._free_rows.pop()
