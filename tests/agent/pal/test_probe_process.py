@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -74,6 +75,15 @@ def test_a_step_that_fails_is_skipped_with_its_reason(command: Command, caplog: 
     assert set(run.values) == {"x.a", "x.b"}
     assert run.problems == {"fails": "not on this card"}
     assert "probe step fails was skipped: not on this card" in caplog.text
+
+
+def test_a_process_that_has_answered_all_is_not_waited_for(tmp_path: Path) -> None:
+    tail = f"\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nprint(json.dumps(last), flush=True)\ntime.sleep(600)\n"
+    program = PROGRAM.replace("    print(json.dumps(body), flush=True)\n", "    last = body\n") + tail
+    run = run_probe(lambda steps: [sys.executable, "-c", program, str(tmp_path), ",".join(steps)], ["a"])
+    assert run.values["x.a"].value == 1.0 and not run.problems
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_after_a_crash_the_rest_runs_in_another_process(command: Command, tmp_path: Path) -> None:
