@@ -468,3 +468,17 @@ def test_blocks_on_their_way_are_accounted_for(lab: Any, start: Any) -> None:
     assert len(here.core.tiers.held_blocks) == 4 and account(here.core.scheduler).num_lost == 0
     here.run()
     assert not here.core.tiers.held_blocks and account(here.core.scheduler).num_lost == 0
+
+
+def test_what_a_preempted_sequence_had_comes_back_instead_of_being_computed(lab: Any, start: Any, answers: Any) -> None:
+    def run(tiers: TierSizes | None) -> tuple[dict[str, list[int]], int, int]:
+        here = small(lab, tiers=tiers, num_blocks=20)
+        events = here.run(*(start(f"r{seed}", prompt(seed), 150) for seed in range(4)))
+        tokens = {name: answer.token_ids for (name, _), answer in answers(events).items()}
+        computed = sum(step.load.prefill_tokens for step in here.steps)
+        return tokens, computed, here.core.scheduler.num_preemptions
+
+    without, recomputed, preempted = run(None)
+    with_tier, computed, _ = run(HOST)
+    assert preempted > 0 and with_tier == without
+    assert computed < recomputed - 200, "whole blocks came from the host"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -88,3 +89,18 @@ def test_it_speaks_once_a_second_and_not_without_news(pal: PalResult, clock: Clo
         observed.take_step(load(), 0.0)
         clock.now += 1
     assert 9 <= sum(decision.subject == "step-model" for decision in told) <= 11
+
+
+def test_tiers_are_measured_beside_their_plan(clock: Clock) -> None:
+    plan = replace(default_null_plan(open_null_model("null")), kv_host_bytes=100 * 768, kv_link_bytes_per_second=1e9)
+    pal = start_on_null(plan)
+    pal.log.record(Decision("prefetch", "yes", "", predicted=2e-6, unit="s"))
+    observed = Observations(plan, pal.log, clock=clock)
+    tier = SimpleNamespace(name="host", capacity_blocks=60, read_bytes=0, read_seconds=0.0)
+    observed.take_tiers([tier])
+    assert of(pal, "host-tier").predicted == 76_800 and of(pal, "host-tier").measured == pytest.approx(60 * 768)
+    assert of(pal, "prefetch").measured is None
+    tier.capacity_blocks, tier.read_bytes, tier.read_seconds = 100, 1_000_000, 0.002
+    observed.take_tiers([tier])
+    assert of(pal, "host-tier").measured == pytest.approx(76_800)
+    assert of(pal, "prefetch").measured == pytest.approx(4e-6), "half the link's rate: a token takes twice as long"
