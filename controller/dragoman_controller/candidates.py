@@ -272,11 +272,16 @@ class Candidates:
                 self._lay_out(self.table, index, view)
             return
         before = self.views[index]
-        if before.state != view.state:
+        if before.state == view.state == "serving" and before.is_able and view.is_able:
+            # As most times: it could be chosen, and can be.
+            more_places = view.max_running_requests - before.max_running_requests
+            self.num_places += more_places
+            self.num_free += more_places + before.num_running - view.num_running
+        else:
             self._states[before.state] -= 1
             self._states[view.state] += 1
-        self._count(before, -1)
-        self._count(view, 1)
+            self._count(before, -1)
+            self._count(view, 1)
         self.views[index] = view
         self._replaced.append((index, view))
         if self.table is not None:

@@ -27,6 +27,7 @@ from dragoman_controller.policy import Policy, PolicyStore
 from dragoman_controller.prefix_index import Applied, PrefixIndex
 from dragoman_controller.quote import Judgement, Quotes, Went
 from dragoman_controller.tickets import CellKey, TicketMinter
+from dragoman_controller.tuples import new
 
 HEARTBEAT_INTERVAL_SECONDS = 0.2
 TICK_SECONDS = 0.05
@@ -309,7 +310,7 @@ class Cell:
         if outcome.incomplete or grant.agent_id != member.agent_id or not outcome.output_tokens:
             return
         num_tokens = -(-outcome.output_tokens // grant.num_slots)
-        went = Went(outcome.ttft_seconds, outcome.total_seconds, num_tokens)
+        went = new(Went, (outcome.ttft_seconds, outcome.total_seconds, num_tokens))
         self._observer.judged(self.placer.learn(grant, went, outcome.prompt_tokens, outcome.cached_tokens))
 
     def _take_result(self, member: Member, result: CommandResult) -> None:

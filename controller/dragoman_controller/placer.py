@@ -184,17 +184,20 @@ class Placer:
         usable_until = now + USABLE_SECONDS
         self._debit(request, shape, score, expected, served, ticket, fallback, now, usable_until)
         self._placements.add(
-            PlacementRecord(
-                request.request_id,
-                model,
-                shape,
-                snapshot,
-                cached_tokens,
-                excluded,
-                chosen.agent_id,
-                num_ties,
-                queue_seconds,
-                quote,
+            new(
+                PlacementRecord,
+                (
+                    request.request_id,
+                    model,
+                    shape,
+                    snapshot,
+                    cached_tokens,
+                    excluded,
+                    chosen.agent_id,
+                    num_ties,
+                    queue_seconds,
+                    quote,
+                ),
             )
         )
         self._refresh(served.member)

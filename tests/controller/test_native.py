@@ -51,7 +51,17 @@ def some_view(agent_id: str, tables: list[StepTable], rng: Random) -> AgentView:
         row=steps.row(min(running + 1, most)),
         excluded_because=rng.choice(("", "", "", "", "it is draining")),
         pace=rng.choice((1.0, 1.0, rng.uniform(0.1, 8))),
+        state=rng.choice(("serving", "serving", "serving", "draining")),
     )
+
+
+def check_counts(fleet: Candidates) -> None:
+    """What is counted along is what the views say."""
+    serving = [view for view in fleet.views if view.state == "serving"]
+    assert fleet.num_able == sum(view.is_able for view in fleet.views)
+    assert fleet.num_places == sum(view.max_running_requests for view in serving)
+    assert fleet.num_free == sum(view.max_running_requests - view.num_running for view in serving)
+    assert fleet.num_in_state("serving") == len(serving)
 
 
 def some_shape(rng: Random) -> Shape:
@@ -91,6 +101,7 @@ def test_the_same_agents_the_same_seconds_and_the_same_random_numbers(seed: int)
         one = some_view(rng.choice(ids) if ids and change < 0.9 else f"new-{rng.random()}", tables, rng)
         for fleet in (ours, theirs):
             fleet.put(one)
+            check_counts(fleet)
 
 
 @needs_compiler

@@ -152,17 +152,18 @@ class CellRun:
     # The client.
 
     def _arrive(self, number: int) -> Stream:
-        arrival = self._workload.at(number)
+        workload = self._workload
+        prefix, prefix_tokens = workload.prefix[number], workload.prefix_tokens[number]
         units: tuple[int, ...] = ()
-        if arrival.prefix != NO_PREFIX:
-            key = arrival.prefix, arrival.prefix_tokens
+        if prefix != NO_PREFIX:
+            key = prefix, prefix_tokens
             known = self._units.get(key)
             if known is None:
-                known = self._units[key] = prefix_units(self._workload.prefixes[arrival.prefix], arrival.prefix_tokens)
+                known = self._units[key] = prefix_units(workload.prefixes[prefix], prefix_tokens)
             units = known
         return Stream(
-            number, self.now, arrival.tenant, arrival.priority, arrival.prompt_tokens, arrival.output_tokens,
-            arrival.prefix, arrival.prefix_tokens, units,
+            number, self.now, workload.tenant[number], workload.priority[number], workload.prompt_tokens[number],
+            workload.output_tokens[number], prefix, prefix_tokens, units,
         )  # fmt: skip
 
     def _ask(self, stream: Stream) -> None:
