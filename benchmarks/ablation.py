@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from benchmarks.gpu_setup import Loaded, Result, Setup
 
 from dragoman_agent.device.cuda import CudaDevice
+from dragoman_agent.device.precompile import start_compilers
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Sampling, Start, Step, Stop
@@ -102,6 +103,9 @@ def ablation(here: Setup, loaded: Loaded, deadline: float = math.inf) -> list[Re
     plans = plans_of(here)
     devices: dict[str, CudaDevice] = {}
     results: list[Result] = []
+    capability = str(here.found.values["compute.capability"].value)
+    for label in plans.keys() - {"on"}:  # whose kernels tuning has compiled
+        start_compilers(here.source.config, plans[label], capability).wait()
     try:
         for label, plan in plans.items():
             devices[label] = loaded.device(plan)
