@@ -29,6 +29,9 @@ def explain(
     agent: Annotated[
         str, typer.Option("--agent", envvar="DRAGOMAN_AGENT", help="Address of a running agent.")
     ] = DEFAULT_AGENT,
+    agent_id: Annotated[
+        str, typer.Option("--agent-id", envvar="DRAGOMAN_AGENT_ID", help="Its id, which its certificate names: with TLS.")
+    ] = "",
     profile: Annotated[
         str, typer.Option("--profile", help="Explain a plan for this card or profile file, without an agent.")
     ] = "",
@@ -76,7 +79,7 @@ def explain(
             raise Failure(f"there is no plan to explain: {planned.outlook.problem}", remedy=help_)
         held = planned.to_message()
     else:
-        held = asyncio.run(_ask(agent))
+        held = asyncio.run(_ask(agent, agent_id))
     decisions = _about(why, held.decisions)
     if as_json:
         print(_to_json(held, decisions))
@@ -84,15 +87,16 @@ def explain(
         _show(held, decisions)
 
 
-async def _ask(agent: str) -> Any:
+async def _ask(agent: str, agent_id: str) -> Any:
     """The plan and decisions of a running agent. Raises DragomanError."""
     from dragoman.ticket import CALL_SECONDS, Channels, ask_agent
+    from dragoman.tls import environment_credentials
     from dragoman.v1 import hardware_service_pb2 as pb
     from dragoman.v1 import hardware_service_pb2_grpc
 
-    channels = Channels(None)
+    channels = Channels(environment_credentials())
     try:
-        stub = hardware_service_pb2_grpc.HardwareServiceStub(channels.get(agent))
+        stub = hardware_service_pb2_grpc.HardwareServiceStub(channels.get(agent, agent_id))
         return await ask_agent(agent, lambda: stub.GetPlan(pb.GetPlanRequest(), timeout=CALL_SECONDS))
     finally:
         await channels.close()

@@ -97,15 +97,19 @@ def _ask(host: str, port: int, model: str, api_key: str, timeout: float) -> tupl
         connection.close()
 
 
-async def read_facts(agent: str) -> dict[str, Any]:
-    """Device, reasons and plan, as the agent itself tells them over gRPC. Raises DragomanError."""
+async def read_facts(agent: str, agent_id: str = "") -> dict[str, Any]:
+    """Device, reasons and plan, as the agent itself tells them over gRPC; with TLS its certificate names its id.
+
+    Raises DragomanError.
+    """
     from dragoman.ticket import CALL_SECONDS, Channels, ask_agent
+    from dragoman.tls import environment_credentials
     from dragoman.v1 import hardware_service_pb2 as pb
     from dragoman.v1 import hardware_service_pb2_grpc
 
-    channels = Channels(None)
+    channels = Channels(environment_credentials())
     try:
-        stub = hardware_service_pb2_grpc.HardwareServiceStub(channels.get(agent))
+        stub = hardware_service_pb2_grpc.HardwareServiceStub(channels.get(agent, agent_id))
         hardware = await ask_agent(agent, lambda: stub.GetHardware(pb.GetHardwareRequest(), timeout=CALL_SECONDS))
         planned = await ask_agent(agent, lambda: stub.GetPlan(pb.GetPlanRequest(), timeout=CALL_SECONDS))
     finally:

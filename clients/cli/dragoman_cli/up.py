@@ -157,7 +157,8 @@ class Up:
                 case "serving":
                     addresses["agent"] = str(event["grpc"])
                     addresses["agent_metrics"] = str(event.get("metrics", ""))
-                    await self._supervisor.unless_death(self._show_device(addresses["agent"]))
+                    addresses["agent_id"] = str(event.get("agent_id", ""))
+                    await self._supervisor.unless_death(self._show_device(addresses))
                 case "progress":
                     self._loading.event(event)
                 case "ready":
@@ -173,8 +174,8 @@ class Up:
         except TimeoutError:
             raise Failure(f"the {child.name} did not start within {_START_SECONDS:.0f} s", child.last_error()) from None
 
-    async def _show_device(self, agent: str) -> None:
-        facts = await read_facts(agent)
+    async def _show_device(self, addresses: Mapping[str, str]) -> None:
+        facts = await read_facts(addresses["agent"], addresses["agent_id"])
         self._say(f"device   {facts['device']} ({facts['device_kind']}): {facts['device_reason']}")
         for rejected in facts["rejected_devices"]:
             self._say(f"         not {rejected}")
@@ -190,7 +191,7 @@ class Up:
             self._say(f"         {facts['road']}: {facts['road_reason']}")
 
     async def _summary(self, addresses: Mapping[str, str], info: Mapping[str, Any]) -> Summary:
-        facts = await read_facts(addresses["agent"])
+        facts = await read_facts(addresses["agent"], addresses["agent_id"])
         host, port = addresses["http"].rsplit(":", 1)
         model = str(info.get("model") or facts["model"])
         key = gateway_key(self._resolved.path)
