@@ -181,6 +181,8 @@ class CudaDevice:
 
     def _warm_up(self, progress: ProgressFn) -> None:
         """Compile the kernels with a prefill and a decode step, then capture the graphs, largest first."""
+        if isinstance(self._ops, FixedOps):
+            self._ops.check_tiles(self._weights)
         sizes = sorted((s for s in self._plan.graph_batch_sizes if s <= self._plan.max_num_seqs), reverse=True)
         total = 2 + len(sizes)
         # Long enough for a tile without and one with a mask, so that nothing compiles in a user's step.

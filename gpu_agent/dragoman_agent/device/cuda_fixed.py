@@ -6,11 +6,13 @@ takes another kernel for another number of rows.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from dragoman_agent.device.cuda_ops import CudaOps, DecodePart, PrefillPart, Scales
 from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.pal.plan import Plan, PrefillAttention
+from dragoman_agent.model.llama import LlamaWeights
+from dragoman_agent.pal.plan import GemmFixed, Plan, PrefillAttention
 from dragoman_kernels.triton.attention_fixed import (
     FixedWorkspace,
     fixed_decode_attention,
@@ -18,6 +20,8 @@ from dragoman_kernels.triton.attention_fixed import (
     queries_a_tile,
 )
 from dragoman_kernels.triton.gemm_fixed import gemm_fixed
+
+_CHECKED_ROWS = 300  # more than one tile of the largest
 
 
 class FixedOps(CudaOps):
@@ -31,20 +35,39 @@ class FixedOps(CudaOps):
         self.queries_an_item = queries_a_tile(prefill.block_m, model.num_heads, model.num_kv_heads)
         self._fixed = _workspace(plan, model, num_rows, cos)
         self._part_tokens = plan.attention_part_tokens
-        self._tiles = {(one.n, one.k): one for one in plan.gemm_fixed}
+        self._tiles: dict[tuple[int, ...], list[GemmFixed]] = {}
+        for one in plan.gemm_fixed:
+            self._tiles.setdefault((one.n, one.k), []).append(one)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Ops. Raises ValueError for a matrix that the plan gives no tile."""
-        tile = self._tiles.get((weight.shape[0], weight.shape[1]))
+        rows = x.shape[0]
+        tiles = self._tiles.get(weight.shape, ())
+        tile = next((one for one in tiles if rows <= one.max_rows or not one.max_rows), None)
         if tile is None:
             raise ValueError(
                 f"the plan is deterministic and has no tile for a matrix of {weight.shape[0]} x {weight.shape[1]}; "
                 "it was made for another model"
             )
-        return gemm_fixed(
-            x, weight, bias, block_m=tile.block_m, block_n=tile.block_n, block_k=tile.block_k,
-            num_stages=tile.num_stages, num_warps=tile.num_warps,
-        )  # fmt: skip
+        return _product(x, weight, bias, tile)
+
+    def check_tiles(self, weights: LlamaWeights) -> None:
+        """Whether the tiles of each matrix sum in one order, on random rows of one layer. Raises ValueError where they do not."""
+        layer = weights.layers[0]
+        generator = torch.Generator(self._cos.device).manual_seed(0)
+        for weight in (layer.qkv, layer.out, layer.gate_up, layer.down, weights.head):
+            tiles = self._tiles.get(weight.shape, ())
+            if len(tiles) < 2:
+                continue
+            x = torch.randn((_CHECKED_ROWS, weight.shape[1]), generator=generator, device=weight.device).to(
+                weight.dtype
+            )
+            first, *others = (_product(x, weight, None, tile) for tile in tiles)
+            if not all(torch.equal(first, other) for other in others):
+                raise ValueError(
+                    f"tiles of the {weight.shape[0]} x {weight.shape[1]} matrix do not give equal bits on this device, so "
+                    "a deterministic plan must not choose among them; start with --pal-launch-tuning off, which takes one"
+                )
 
     def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart) -> Tensor:
         return fixed_decode_attention(
@@ -61,6 +84,13 @@ class FixedOps(CudaOps):
             num_stages=self.prefill.num_stages, num_warps=self.prefill.num_warps,
             key_scale=scales[0], value_scale=scales[1],
         )  # fmt: skip
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, tile: GemmFixed) -> Tensor:
+    return gemm_fixed(
+        x, weight, bias, block_m=tile.block_m, block_n=tile.block_n, block_k=tile.block_k,
+        num_stages=tile.num_stages, num_warps=tile.num_warps,
+    )  # fmt: skip
 
 
 def _workspace(plan: Plan, model: ModelConfig, num_rows: int, cos: Tensor) -> FixedWorkspace:

@@ -55,10 +55,11 @@ class GemmDecode:
 
 @dataclass(frozen=True, slots=True)
 class GemmFixed:
-    """How a matrix of the model is multiplied with any number of rows, each output summed in one order."""
+    """How a matrix of the model is multiplied by tiles that sum each output in one order: those of one matrix give equal bits."""
 
     n: int  # outputs
     k: int  # inputs
+    max_rows: int  # 0: any number
     block_m: int  # rows of a tile
     block_n: int  # outputs of a tile
     block_k: int  # inputs of a tile
@@ -120,7 +121,7 @@ class Plan:
     shared_memory_bytes: int = 0  # of one block, what kernels are built for
     prefetch: bool = False  # KV that another tier holds is copied in ahead of its use
     deterministic: bool = False  # a token's bits depend on the tokens before it alone
-    gemm_fixed: tuple[GemmFixed, ...] = ()  # every matrix, where products must not depend on the number of rows
+    gemm_fixed: tuple[GemmFixed, ...] = ()  # by matrix and ascending max_rows, where products must not depend on the rows
     attention_part_tokens: int = (
         0  # parts of a context that are summed apart and folded in order; 0: not in fixed order
     )

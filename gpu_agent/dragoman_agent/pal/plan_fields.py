@@ -110,9 +110,9 @@ def _fixed_fields(plan: Plan) -> list[PlanField]:
     return [
         PlanField(
             "gemm_fixed",
-            tuple(one.block_n for one in plan.gemm_fixed),
+            tuple(one.max_rows for one in plan.gemm_fixed),
             "gemm-decode",
-            "outputs",
+            "rows",
             tuple(f"{one.n}x{one.k}-{tile}" for one, tile in zip(plan.gemm_fixed, tiles, strict=True)),
         ),
         PlanField("attention_part_tokens", plan.attention_part_tokens, "prefill-attention", "tokens"),

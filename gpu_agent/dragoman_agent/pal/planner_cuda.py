@@ -225,7 +225,7 @@ def _choose(
     float8 = _FLOAT8 if model.kv_item_bytes == 1 else None
     if limits.deterministic:
         rows, rows_decision, gemm = 1, Decision("gemm-rows", "1", _FIXED, unit="rows"), ()
-        gemm_fixed, gemm_decision = choose_fixed_gemm(profile, model)
+        gemm_fixed, gemm_decision = choose_fixed_gemm(profile, model, tuning_off)
         buckets, prefill, prefill_decision = choose_fixed_attention(profile, model, page_size, num_seqs, context)
         decode = DecodeChoice(buckets, burst=False)
         decode_decisions = [Decision("decode-attention", "", prefill_decision.reason), Decision("burst", "no", _FIXED)]

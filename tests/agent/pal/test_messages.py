@@ -16,7 +16,7 @@ PLAN = Plan(
     decode_attention=(DecodeAttention(2, 8, 64, 4, 5), DecodeAttention(8, 1, 32, 2, 3)),
     prefill_attention=PrefillAttention("paged", 128, 64, 8, 2), min_gemm_rows=8, dependent_max_batch=8, burst=True,
     reduction="shared", shared_memory_bytes=99 << 10, prefetch=True, switches_off=("arena", "link_policy"),
-    deterministic=True, gemm_fixed=(GemmFixed(96, 32, 64, 64, 128, 3, 4),), attention_part_tokens=256,
+    deterministic=True, gemm_fixed=(GemmFixed(96, 32, 0, 64, 64, 128, 3, 4),), attention_part_tokens=256,
     library_prefill=LibraryPrefill("cudnn", 2048, 16),
 )  # fmt: skip
 # How the nested fields of a plan are spread, and what is a message of its own.

@@ -1,7 +1,9 @@
 """Deterministic plans: what is fixed, what it says, who refuses, and that no switch or timing breaks the promise."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -28,7 +30,7 @@ def planned(profile: Profile, model: ModelConfig, switches: Switches | None = No
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("switches", [Switches(), Switches.off(), Switches(launch_tuning=False)])
-def test_one_tile_serves_every_step_whatever_is_switched_off(
+def test_every_step_is_in_one_order_whatever_is_switched_off(
     name: str, switches: Switches, card: Card, shapes: Shapes
 ) -> None:
     model = shapes(name)
@@ -41,7 +43,11 @@ def test_one_tile_serves_every_step_whatever_is_switched_off(
     # Nothing that looks at the number of rows is left.
     assert (plan.gemm_decode, plan.min_gemm_rows, plan.dependent_max_batch, plan.burst) == ((), 1, 0, False)
     wanted = {*matrices(model), (model.vocab_size, model.hidden_size)}
-    assert {(one.n, one.k) for one in plan.gemm_fixed} == wanted and len(plan.gemm_fixed) == len(wanted)
+    assert {(one.n, one.k) for one in plan.gemm_fixed} == wanted
+    last = {(one.n, one.k): one for one in plan.gemm_fixed}
+    assert all(one.max_rows == 0 for one in last.values()), "the last tile of each matrix takes any number of rows"
+    if not switches.launch_tuning:
+        assert len(plan.gemm_fixed) == len(wanted), "tiles are chosen by rows although nothing is tuned"
 
 
 def test_it_is_another_plan_and_says_why(card: Card, shapes: Shapes) -> None:
@@ -72,6 +78,18 @@ def test_few_sequences_share_a_context_among_programs_and_their_parts_have_memor
     shared = max(one.max_batch for one in plan.decode_attention if one.num_splits > 1)
     parts = shared * -(-plan.max_context_tokens // FIXED_PART_TOKENS) * 4 * model.num_heads * (model.head_dim + 2)
     assert size >= parts + model.vocab_size * 16 * 2 and usual.max_context_tokens == plan.max_context_tokens
+
+
+def test_tiles_follow_the_rows_and_say_what_makes_that_sound(card: Card, shapes: Shapes) -> None:
+    chosen, decision = choose_fixed_gemm(card(), shapes("qwen3-8b"))
+    mine = [one for one in chosen if (one.n, one.k) == (4096, 12288)]
+    assert [one.max_rows for one in mine] == sorted((one.max_rows for one in mine), key=lambda rows: rows or 1 << 30)
+    few, many = mine[0], mine[-1]
+    assert few.block_n < many.block_n and few.block_m <= many.block_m
+    assert all(one != replace(other, max_rows=one.max_rows) for one, other in itertools.pairwise(mine))
+    assert "equal bits, checked at load" in decision.reason
+    one_each, decision = choose_fixed_gemm(card(), shapes("qwen3-8b"), "switched off")
+    assert [one.max_rows for one in one_each] == [0] * len(one_each) and "one tile for any rows" in decision.reason
 
 
 def test_a_tile_is_judged_by_memory_tensor_cores_and_what_programs_have_under_way(card: Card) -> None:

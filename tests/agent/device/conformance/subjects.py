@@ -65,7 +65,7 @@ def gpu_plan(kind: str, kv_dtype: str = "bfloat16") -> Plan:
 
 def deterministic_plan(kind: str, kv_dtype: str = "bfloat16") -> Plan:
     """The same in one order of arithmetic: contexts in parts of 16, which two programs share for up to 2 sequences."""
-    tiles = tuple(GemmFixed(n, k, 16, 16, 32, 3, 4) for n, k in ((128, 64), (64, 64), (192, 64), (64, 96), (96, 64)))
+    tiles = tuple(GemmFixed(n, k, 0, 16, 16, 32, 3, 4) for n, k in ((128, 64), (64, 64), (192, 64), (64, 96), (96, 64)))
     return replace(
         gpu_plan(kind, kv_dtype),
         prefill_attention=PrefillAttention("fixed", 16, 16, 4, 3),
