@@ -29,7 +29,8 @@ _NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 32, 64, 96, 128, 192, 256)  # a library's time jumps where a tile is full
 _TIMED_CHUNKS = (1024, 4096)
 LIBRARY_CAPABILITY = (8, 0)  # from which on cuDNN has attention over pages
-LIBRARY_TOKENS = (1024, 2048, 4096, 8192)  # prompts at which a library's attention is compared with our own
+LIBRARY_TOKENS = (1024, 2048, 4096, 8192)  # of a prompt in a step, at which a library's attention is compared with our own
+LIBRARY_CONTEXT = 8192  # tokens with which they end: they alone, and behind others of a long prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +155,18 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
         tokens = min(length, plan.max_batch_tokens, plan.max_context_tokens)
         yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, tokens)
     if times.rates.capability >= LIBRARY_CAPABILITY and options:
-        for length in LIBRARY_TOKENS:
-            tokens = min(length, plan.max_context_tokens)
-            yield step_cost.library_prefill_call(model, plan.page_size, tokens, tokens)
-            yield step_cost.prefill_attention_call(model, plan.page_size, options[0], tokens, tokens)
+        chosen = [plan.prefill_attention] if plan.prefill_attention else []
+        for tokens, context in library_points(plan.max_context_tokens):
+            yield step_cost.library_prefill_call(model, plan.page_size, tokens, context)
+            for option in (options[0], *chosen):
+                yield step_cost.prefill_attention_call(model, plan.page_size, option, tokens, context)
+
+
+def library_points(max_context_tokens: int) -> list[tuple[int, int]]:
+    """(tokens of a prompt in a step, context) at which a library's attention is compared with our own."""
+    lengths = dict.fromkeys(min(length, max_context_tokens) for length in LIBRARY_TOKENS)
+    longest = min(LIBRARY_CONTEXT, max_context_tokens)
+    return [(tokens, context) for tokens in lengths for context in dict.fromkeys((tokens, longest))]
 
 
 def _page_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:

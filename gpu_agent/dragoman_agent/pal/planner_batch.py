@@ -204,11 +204,14 @@ def choose_chunk(
     by_latency = max((tokens for tokens, step in seconds.items() if step <= target), default=_CHUNKS[0])
     spare = spare_bytes(profile, model, limits, times.rates) / _CHUNK_SHARE
     by_memory = max((tokens for tokens in _CHUNKS if tokens * token_bytes(model) <= spare), default=_CHUNKS[0])
-    chosen = max(min(by_compute, by_latency, by_memory), floor)
+    handover = step_cost.handover_seconds(times.rates, model, model.num_layers if library else 0)
+    by_host = next((tokens for tokens, step in seconds.items() if step >= handover), _CHUNKS[-1])
+    chosen = max(min(max(by_compute, by_host), by_latency, by_memory), floor)
     weights = 2 * model.num_parameters / times.rates.read_bandwidth
     free_tokens = weights * times.rates.matmul_rate / (2 * model.num_parameters)
     reason = (
-        f"min of {by_compute:,} (fewest tokens within {1 - _NEAR_BEST:.0%} of the best prefill rate), {by_latency:,} "
+        f"min of {max(by_compute, by_host):,} (fewest tokens within {1 - _NEAR_BEST:.0%} of the best prefill rate, and that take the "
+        f"device longer than the {1e3 * handover:.1f} ms in which the host hands a step over), {by_latency:,} "
         f"(most tokens within {1e3 * target:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
         f"memory that weights leave), at least {floor:,} for a prompt beside a full batch; "
         f"up to {free_tokens:,.0f} tokens hide behind reading the weights"

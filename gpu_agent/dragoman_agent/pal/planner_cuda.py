@@ -183,7 +183,7 @@ def predict_cuda(
             times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library
         )
         # Outside a graph the host launches kernel by kernel, and a small step waits for it.
-        return max(on_device, step_cost.num_kernels(model) * times.rates.python_launch_seconds)
+        return max(on_device, step_cost.handover_seconds(times.rates, model))
 
     return StepModel(
         batch_sizes=batches,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman_agent.pal import step_cost
-from dragoman_agent.pal.candidates import LIBRARY_CAPABILITY, LIBRARY_TOKENS
+from dragoman_agent.pal.candidates import LIBRARY_CAPABILITY, library_points
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import profile_inputs
 from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention
@@ -11,9 +11,6 @@ from dragoman_agent.pal.planner_attention import Maker
 
 _MAX_NUM_SEQS = 16  # prompts of a step: what the library is set up for costs blocks that find nothing to do
 _WORTH = 0.97  # of our own kernel's seconds: the library's first use costs a start up to a second
-_PYTHON_LAUNCHES = (
-    4  # host time of one call of the library in those of a kernel of ours (40 and 10 us on an H200 machine)
-)
 
 
 def choose_library_prefill(
@@ -40,10 +37,10 @@ def choose_library_prefill(
         for name, seconds in (("cudnn", theirs), ("own", ours))
     )
     for tokens, (theirs, ours) in compared.items():
-        if theirs <= _WORTH * ours and _host_seconds(maker) <= _step_seconds(maker, page_size, own, tokens):
+        if theirs <= _WORTH * ours and _is_handed_over(maker, page_size, own, tokens):
             reason = (
-                f"timed {1 - theirs / ours:.0%} quicker than our kernel at {tokens} tokens, where a step takes the device longer "
-                "than the host needs to hand it over"
+                f"timed {1 - theirs / ours:.0%} quicker than our kernel at {tokens} tokens, alone and at the end of a long "
+                "prompt, where a step takes the device longer than the host needs to hand it over"
             )
             chosen = LibraryPrefill("cudnn", tokens, _MAX_NUM_SEQS)
             return chosen, Decision(subject, f"cudnn from {tokens}", reason, inputs, candidates, theirs, unit="s")
@@ -52,22 +49,22 @@ def choose_library_prefill(
 
 
 def _compared(maker: Maker, page_size: int, own: PrefillAttention) -> dict[int, tuple[float, float]]:
-    """(the library's seconds, ours) by tokens of one prompt, where the library was timed."""
-    found = {}
-    for length in LIBRARY_TOKENS:
-        tokens = min(length, maker.model.max_context_tokens)
-        theirs = maker.times.measured(step_cost.library_prefill_call(maker.model, page_size, tokens, tokens))
-        if theirs is not None:
-            ours = maker.times.seconds(step_cost.prefill_attention_call(maker.model, page_size, own, tokens, tokens))
-            found[tokens] = (theirs, ours)
-    return found
+    """(the library's seconds, ours) by tokens of one prompt in a step, over its contexts, where all were timed."""
+    model, times = maker.model, maker.times
+    found: dict[int, list[tuple[float | None, float]]] = {}
+    for tokens, context in library_points(model.max_context_tokens):
+        theirs = times.measured(step_cost.library_prefill_call(model, page_size, tokens, context))
+        ours = times.seconds(step_cost.prefill_attention_call(model, page_size, own, tokens, context))
+        found.setdefault(tokens, []).append((theirs, ours))
+    return {
+        tokens: (sum(theirs or 0.0 for theirs, _ in pairs), sum(ours for _, ours in pairs))
+        for tokens, pairs in found.items()
+        if all(theirs is not None for theirs, _ in pairs)
+    }
 
 
-def _host_seconds(maker: Maker) -> float:
-    """Of handing a step over, kernel by kernel."""
-    launches = step_cost.num_kernels(maker.model) + (_PYTHON_LAUNCHES - 1) * maker.model.num_layers
-    return launches * maker.times.rates.python_launch_seconds
-
-
-def _step_seconds(maker: Maker, page_size: int, own: PrefillAttention, tokens: int) -> float:
-    return step_cost.prefill_step_seconds(maker.times, maker.model, page_size, own, tokens, tokens)
+def _is_handed_over(maker: Maker, page_size: int, own: PrefillAttention, tokens: int) -> bool:
+    """Whether a step of `tokens` takes the device longer than the host takes to hand it over with the library's calls."""
+    model, times = maker.model, maker.times
+    handover = step_cost.handover_seconds(times.rates, model, model.num_layers)
+    return step_cost.prefill_step_seconds(times, model, page_size, own, tokens, tokens) >= handover

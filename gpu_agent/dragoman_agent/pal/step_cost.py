@@ -8,12 +8,18 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.kernel_calls import KernelCall
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, LibraryPrefill, PrefillAttention
+from dragoman_agent.pal.rates import Rates
 from dragoman_kernels.triton.launches import GemmLaunch
 
 # Around the model a step runs: metadata in, spread over the static arrays, embedding rows, results out.
 _AROUND = 4
 # Of the time of attention over sixteen bits: half the bytes and their conversion. Published kernels reach from 0.5 to 0.9.
 _FLOAT8_SHARE = 0.6
+# Kernel by kernel, without a graph (H200, whole steps of 1,024 to 8,192 tokens of two models): what the device loses between
+# two kernels, in phases; what the host takes a kernel, torch's calls and ours together, and a call of the library, in launches.
+_STREAM_GAP = 0.75
+_HOST_LAUNCHES = 1.5
+_LIBRARY_LAUNCHES = 1
 
 
 def matrices(model: ModelConfig) -> tuple[tuple[int, int], ...]:
@@ -127,7 +133,14 @@ def prefill_step_seconds(
     layers = sum(count * times.seconds(call) for call, count in (*gemm_calls(model, tokens), *row_calls(model, tokens)))
     rows = max(int(sequences), 1)
     last = times.seconds(head_call(model, rows)) + times.seconds(sample_call(model, rows))
-    return layers + model.num_layers * attention + last + _AROUND * rates.phase_seconds
+    gaps = _STREAM_GAP * num_kernels(model) * rates.phase_seconds
+    return layers + model.num_layers * attention + last + _AROUND * rates.phase_seconds + gaps
+
+
+def handover_seconds(rates: Rates, model: ModelConfig, library_calls: int = 0) -> float:
+    """What the host takes to hand over a step kernel by kernel, `library_calls` of them a library's."""
+    launches = num_kernels(model) + _LIBRARY_LAUNCHES * library_calls
+    return _HOST_LAUNCHES * launches * rates.python_launch_seconds
 
 
 def num_kernels(model: ModelConfig, is_split: bool = False) -> int:

@@ -38,8 +38,8 @@ def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) 
         for case in tuning_cases(here, model, first):
             taken: float | None = case.predicted_seconds
             if case.kind == "prefill-library":
-                tokens = case.shape["tokens"]
-                ours = times.seconds(step_cost.prefill_attention_call(model, first.page_size, OWN, tokens, tokens))
+                tokens, context = case.shape["tokens"], case.shape["context"]
+                ours = times.seconds(step_cost.prefill_attention_call(model, first.page_size, OWN, tokens, context))
                 over = factor(tokens)
                 taken = None if over is None else ours * over
             if taken is not None:
