@@ -114,6 +114,9 @@ class StepBatch:
     score_rows: Int32Array = field(default_factory=no_ids)  # [num_scores] rows of token_ids
     score_targets: Int32Array = field(default_factory=no_ids)  # [num_scores]
     num_score_logprobs: int = 0  # best alternatives wanted with each
+    sampling_follows: bool = (
+        False  # the sparse parts of `sampling` hang on the step before and come later, see LateStep
+    )
 
 
 @dataclass(slots=True)
@@ -137,6 +140,19 @@ class StepHandle(Protocol):
 
     def result(self) -> StepResult:
         """Block until the step is done. Raises DeviceError when it failed on the device."""
+
+
+@runtime_checkable
+class LateStep(Protocol):
+    """The handle of a step that was submitted without what hangs on the tokens of the step before it.
+
+    A device whose handles are such says so by an attribute `samples_late`: it runs the model meanwhile.
+    """
+
+    def supply(self, sampling: SamplingBatch) -> None:
+        """The whole sampling of the step, so that its tokens can be drawn; once, before the next step is submitted and before
+        the result is asked for. Raises DeviceError, DeviceMemoryError as `Device.submit` does.
+        """
 
 
 @runtime_checkable

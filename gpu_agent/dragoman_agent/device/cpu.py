@@ -20,6 +20,7 @@ from dragoman_agent.device.base import (
     Int32Array,
     LoadProgress,
     ProgressFn,
+    SamplingBatch,
     StepBatch,
     StepResult,
     UInt8Array,
@@ -65,13 +66,20 @@ class _Road(Protocol):
 class CpuStepHandle:
     """A step on the worker thread."""
 
-    def __init__(self, future: Future[StepResult]) -> None:
-        self._future = future
+    def __init__(self, future: Future[StepResult], sampling: Future[SamplingBatch]) -> None:
+        """`sampling`: what the worker waits for once the model has run."""
+        self._future, self._sampling = future, sampling
         self._ended = 0.0
         future.add_done_callback(self._note_end)
 
+    def supply(self, sampling: SamplingBatch) -> None:
+        """See LateStep."""
+        self._sampling.set_result(sampling)
+
     def result(self) -> StepResult:
         """See StepHandle."""
+        if not self._sampling.done():
+            raise DeviceError("The sampling of this step has not been supplied.")
         return self._future.result()
 
     def ended(self) -> float:
@@ -86,6 +94,7 @@ class CpuDevice:
     """Implements Device. `info` says, once loaded, what was done: for the Ready message and for a person."""
 
     kind = "cpu"
+    samples_late = True
 
     def __init__(self, cache_dir: Path | None = None) -> None:
         """`cache_dir` holds the compiled kernels; by default Dragoman's own."""
@@ -93,6 +102,7 @@ class CpuDevice:
         self._work: _Work | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cpu-step")
         self._closed = False
+        self._sampling: Future[SamplingBatch] | None = None  # of the newest step
         self.info: dict[str, Any] = {}
 
     def load(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
@@ -131,7 +141,10 @@ class CpuDevice:
         """See Device."""
         if self._work is None:
             raise DeviceError("No model is loaded on this device; load one first.")
-        return CpuStepHandle(self._worker.submit(self._work.step, batch))
+        if self._sampling is not None and not self._sampling.done():
+            raise DeviceError(f"Step {batch.step} was submitted before the sampling of the step before was supplied.")
+        self._sampling = sampling = _sampling_of(batch)
+        return CpuStepHandle(self._worker.submit(self._work.step, batch, sampling), sampling)
 
     @property
     def block_format(self) -> BlockFormat:
@@ -175,6 +188,8 @@ class CpuDevice:
     def close(self) -> None:
         """See Device. Waits for the step under way."""
         self._closed = True
+        if self._sampling is not None and not self._sampling.done():
+            self._sampling.set_exception(DeviceError("The device was closed before the step's sampling was supplied."))
         self._worker.shutdown(wait=True, cancel_futures=True)
         work, self._work = self._work, None
         if work is not None:
@@ -203,8 +218,17 @@ class CpuDevice:
         steps = ((0, chunk), (chunk, 1))
         for done, (start, count) in enumerate(steps):
             progress(LoadProgress("warmup", done, len(steps), "steps"))
-            self._worker.submit(work.step, warm_up_batch(plan.page_size, start, count)).result()
+            batch = warm_up_batch(plan.page_size, start, count)
+            self._worker.submit(work.step, batch, _sampling_of(batch)).result()
         progress(LoadProgress("warmup", len(steps), len(steps), "steps"))
+
+
+def _sampling_of(batch: StepBatch) -> Future[SamplingBatch]:
+    """How a step is sampled, or will be once that is known."""
+    sampling: Future[SamplingBatch] = Future()
+    if not batch.sampling_follows:
+        sampling.set_result(batch.sampling)
+    return sampling
 
 
 @dataclass(slots=True)
@@ -215,13 +239,17 @@ class _Work:
     sampler: HostSampler
     previous: Int32Array = field(default_factory=no_ids)  # what the step before sampled
 
-    def step(self, batch: StepBatch) -> StepResult:
-        """Compute and sample one step. Raises DeviceError."""
+    def step(self, batch: StepBatch, coming: Future[SamplingBatch]) -> StepResult:
+        """Compute one step, and sample it once its sampling has come. Raises DeviceError."""
         started = time.perf_counter()
+        waited = 0.0
         try:
             batch.token_ids = resolve_tokens(batch.token_ids, self.previous)
             logits, hidden = self.road.run(batch)
-            sampled = self.sampler.sample(logits, batch.sampling) if len(batch.sample_seqs) else _NOTHING
+            computed = time.perf_counter()
+            sampling = coming.result()
+            waited = time.perf_counter() - computed
+            sampled = self.sampler.sample(logits, sampling) if len(batch.sample_seqs) else _NOTHING
             scores = self._score(hidden[len(batch.pool_seqs) :], batch) if len(batch.score_rows) else (None, None, None)
         except (ValueError, MemoryError, RuntimeError, IndexError) as error:
             raise DeviceError(f"Step {batch.step} failed on the CPU: {error}") from error
@@ -236,7 +264,7 @@ class _Work:
             score_logprobs=scores[0],
             score_top_ids=scores[1],
             score_top_logprobs=scores[2],
-            seconds=time.perf_counter() - started,
+            seconds=time.perf_counter() - started - waited,
         )
 
     def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> float:

@@ -24,6 +24,7 @@ from dragoman_agent.device.base import (
     Int32Array,
     LoadProgress,
     ProgressFn,
+    SamplingBatch,
     StepBatch,
     UInt8Array,
 )
@@ -38,7 +39,7 @@ from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_run
 from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.engine.sampler import sample_some, score
+from dragoman_agent.engine.sampler import Sampled, sample_some, score
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
@@ -61,6 +62,7 @@ class CudaDevice:
     """Implements Device."""
 
     kind = "cuda"
+    samples_late = True
     library = "cuBLAS"  # whose matrix products are used
     dtype = torch.bfloat16  # of weights, K and V
 
@@ -144,6 +146,7 @@ class CudaDevice:
         self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
         self._packed = torch.zeros(words, dtype=torch.int32, device=device)
         self._serial = 0
+        self._awaits_sampling = False
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
         self._graphs: dict[int, tuple[Graph, torch.Tensor]] = {}
 
@@ -225,9 +228,19 @@ class CudaDevice:
             check_batch(batch, self._config, self._plan, self._num_sampled)
         except ValueError as error:
             raise DeviceError(f"Step {batch.step} is malformed: {error}") from error
+        if self._awaits_sampling:
+            raise DeviceError(f"Step {batch.step} was submitted before the sampling of the step before was supplied.")
+        with self._stepping(batch):
+            return self._run(batch)
+
+    @contextmanager
+    def _stepping(self, batch: StepBatch) -> Iterator[None]:
+        """What goes wrong inside is a DeviceError."""
         try:
             with torch.inference_mode():
-                return self._run(batch)
+                yield
+        except DeviceError:
+            raise
         except torch.OutOfMemoryError as error:
             self._release_unused()
             raise DeviceMemoryError(
@@ -348,19 +361,33 @@ class CudaDevice:
                 pooled = hidden[: len(batch.pool_seqs)].float() if len(batch.pool_seqs) else None
                 if len(batch.score_rows):
                     scores = self._score(hidden[len(batch.pool_seqs) :], batch)
-            sampled = None
             self._logits = logits
-            if not (simple := _are_simple(batch)).all():
+        self._num_sampled = num_rows
+        handle = TorchStepHandle(
+            slot, self.errors, num_rows, pooled, scores, partial(self._finish, batch, slot, logits)
+        )
+        self._awaits_sampling = batch.sampling_follows
+        if not batch.sampling_follows:
+            handle.supply(batch.sampling)
+        return handle
+
+    def _finish(
+        self, batch: StepBatch, slot: StepSlot, logits: torch.Tensor, sampling: SamplingBatch
+    ) -> Sampled | None:
+        """Sample what the kernel has not, and send the results to the host."""
+        self._awaits_sampling = False
+        sampled = None
+        with self._stepping(batch), self._runtime.on(self._stream):
+            if not (simple := _are_simple(sampling)).all():
                 # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
                 picked = np.flatnonzero(~simple)
-                sampled = sample_some(logits, batch.sampling, picked)
+                sampled = sample_some(logits, sampling, picked)
                 rows = torch.from_numpy(picked).to(self._device)
                 self._results[0, rows] = sampled.token_ids[rows].int()
                 self._results[1, rows] = sampled.finite[rows].int()
             slot.results.copy_(self._results, non_blocking=True)
             slot.end.record()
-        self._num_sampled = num_rows
-        return TorchStepHandle(slot, self.errors, num_rows, sampled, pooled, scores)
+        return sampled
 
     def _score(self, hidden: torch.Tensor, batch: StepBatch) -> Scores:
         """Logprobs of `score_targets`, a few rows at a time: logits of a whole prompt would take gigabytes."""
@@ -491,9 +518,8 @@ def _max_num_parts(plan: Plan, num_rows: int) -> int:
     return max(plan.decode_for(num_rows).num_splits * num_rows, *(b.num_splits * b.max_batch for b in smaller), 1)
 
 
-def _are_simple(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _are_simple(sampling: SamplingBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which rows need no more than temperature: the kernel, in the graph or behind a mixed step, has sampled them."""
-    sampling = batch.sampling
     plain = (sampling.top_ks == 0) & (sampling.top_ps >= 1.0) & (sampling.min_ps <= 0.0)
     greedy = sampling.temperatures < 1e-5
     simple: np.ndarray[Any, np.dtype[np.bool_]] = (plain | greedy) & (sampling.num_logprobs < 0)

@@ -7,8 +7,8 @@ reads by block table, so an error in paging, slots or preemption changes the out
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ from dragoman_agent.device.base import (
     Int32Array,
     LoadProgress,
     ProgressFn,
+    SamplingBatch,
     StepBatch,
     StepResult,
     UInt8Array,
@@ -43,11 +44,18 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 class NullStepHandle:
     """A step that is done at a given time."""
 
-    _result: StepResult
+    _result: StepResult | None
     _due: float
+    _draw: Callable[[SamplingBatch], StepResult]
+
+    def supply(self, sampling: SamplingBatch) -> None:
+        """See LateStep."""
+        self._result = self._draw(sampling)
 
     def result(self) -> StepResult:
         """See StepHandle: wait until the step is due."""
+        if self._result is None:
+            raise DeviceError("The sampling of this step has not been supplied.")
         remaining = self._due - time.perf_counter()
         if remaining > 0:
             time.sleep(remaining)
@@ -63,13 +71,14 @@ class NullDevice:
 
     kind = "null"
     computes_in_submit = True
+    samples_late = True
 
     def __init__(self, oracle: str = "hash", speed: float = 0.0) -> None:
         """`oracle`: hash, echo, alphabet or script:FILE. `speed` times the plan's step model is how long steps take."""
         self._oracle_name = oracle
         self._speed = speed
         self._due = 0.0
-        self._previous = np.zeros(0, dtype=np.int32)
+        self._previous: Int32Array | None = np.zeros(0, dtype=np.int32)  # None while its step waits for its sampling
         self._plan: Plan | None = None
         self._closed = False
 
@@ -92,18 +101,29 @@ class NullDevice:
         """See Device. A batch that does not fit itself or the plan raises DeviceError."""
         plan = self._loaded_plan()
         begun = time.perf_counter()
+        if self._previous is None:
+            raise DeviceError(f"Step {batch.step} was submitted before the sampling of the step before was supplied.")
         try:
             check_batch(batch, self._config, plan, len(self._previous))
         except ValueError as error:
             raise DeviceError(f"Step {batch.step} failed on the null device: {error}") from error
-        batch.token_ids = resolve_tokens(batch.token_ids, self._previous)
+        batch = replace(batch, token_ids=resolve_tokens(batch.token_ids, self._previous))
         self._write(batch, plan.page_size)
-        result = self._answer(batch, plan.page_size)
-        self._previous = result.token_ids
-        modelled = self._speed * _step_seconds(batch, plan)
-        result.seconds = modelled if self._speed else time.perf_counter() - begun
-        self._due = max(self._due, begun) + modelled if self._speed else begun + result.seconds
-        return NullStepHandle(result, self._due)
+        seconds = self._speed * _step_seconds(batch, plan)
+
+        def draw(sampling: SamplingBatch) -> StepResult:
+            result = self._answer(batch, sampling, plan.page_size)
+            self._previous = result.token_ids
+            result.seconds = seconds or time.perf_counter() - begun
+            return result
+
+        result = None
+        if batch.sampling_follows:
+            self._previous = None
+        else:
+            result = draw(batch.sampling)
+        self._due = max(self._due, begun) + seconds if seconds else time.perf_counter()
+        return NullStepHandle(result, self._due, draw)
 
     @property
     def block_format(self) -> BlockFormat:
@@ -200,8 +220,8 @@ class NullDevice:
         spoilt: UInt64Array = states ^ (gaps * weights).sum(axis=1, dtype=np.uint64)
         return spoilt
 
-    def _answer(self, batch: StepBatch, page_size: int) -> StepResult:
-        rows, sampling = batch.sample_seqs, batch.sampling
+    def _answer(self, batch: StepBatch, sampling: SamplingBatch, page_size: int) -> StepResult:
+        rows = batch.sample_seqs
         result = StepResult(np.zeros(len(rows), dtype=np.int32), np.ones(len(rows), dtype=np.bool_))
         if len(rows):
             states = seeded(self._read_states(batch, rows, page_size), sampling)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman_agent.device.base import DeviceError, StepResult
+from dragoman_agent.device.base import DeviceError, SamplingBatch, StepResult
 from dragoman_agent.device.torch_runtime import Event, Runtime
 from dragoman_agent.engine.sampler import Sampled
 
@@ -80,18 +81,28 @@ class TorchStepHandle:
         slot: StepSlot,
         errors: tuple[type[Exception], ...],
         num_rows: int,
-        sampled: Sampled | None,
         pooled: Tensor | None,
         scores: Scores | None,
+        finish: Callable[[SamplingBatch], Sampled | None],
     ) -> None:
-        """`errors`: what torch raises when the device fails."""
+        """`errors`: what torch raises when the device fails. `finish` samples and lets the results come."""
         self._slot, self._errors, self._num_rows = slot, errors, num_rows
-        self._sampled, self._pooled, self._scores = sampled, pooled, scores
+        self._pooled, self._scores = pooled, scores
+        self._sampled: Sampled | None = None
+        self._finish: Callable[[SamplingBatch], Sampled | None] | None = finish
         self._outcome: StepResult | DeviceError | None = None
         slot.hand_to(self)
 
+    def supply(self, sampling: SamplingBatch) -> None:
+        """See LateStep."""
+        assert self._finish is not None, "the sampling of a step is supplied once"
+        finish, self._finish = self._finish, None
+        self._sampled = finish(sampling)
+
     def result(self) -> StepResult:
         """See StepHandle."""
+        if self._finish is not None:
+            raise DeviceError("The sampling of this step has not been supplied.")
         outcome = self.settle()
         if isinstance(outcome, DeviceError):
             raise outcome
@@ -108,7 +119,7 @@ class TorchStepHandle:
                 self._outcome = self._read()
             except self._errors as error:
                 self._outcome = DeviceError(f"the GPU failed during a step: {error}")
-            self._sampled = self._pooled = self._scores = None
+            self._sampled = self._pooled = self._scores = self._finish = None
         return self._outcome
 
     def _read(self) -> StepResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
@@ -43,8 +43,9 @@ class BatchBuilder:
     for all rows at once.
     """
 
-    def __init__(self, plan: Plan, vocab_size: int) -> None:
-        """`vocab_size` is the width of the logits."""
+    def __init__(self, plan: Plan, vocab_size: int, *, samples_late: bool = False) -> None:
+        """`vocab_size` is the width of the logits. `samples_late`: the device takes a step's sampling late, see LateStep."""
+        self._samples_late = samples_late
         num_rows = plan.max_num_seqs
         max_num_blocks = -(-plan.max_context_tokens // plan.page_size)
         self._page_size = plan.page_size
@@ -69,6 +70,7 @@ class BatchBuilder:
         self._sparse: dict[int, Sequence] = {}  # rows whose sampling has parts that are not one number
         self._is_sparse = np.zeros(num_rows, dtype=np.bool_)
         self._is_serial = np.zeros(num_rows, dtype=np.bool_)
+        self._draws_by_text = np.zeros(num_rows, dtype=np.bool_)
         self._masks = GrammarMasks(vocab_size)
 
     def build(self, plan: StepPlan, step: int) -> BuiltStep:
@@ -113,6 +115,11 @@ class BatchBuilder:
             pool_seqs=pooled,
             sampling=self._sampling(sampled_rows, cursors),
         )
+        # A row whose last token is under way cannot be told yet what it may sample next.
+        coming = self._future_steps[sampled_rows] > self._taken_step
+        batch.sampling_follows = bool((self._draws_by_text[sampled_rows] & coming).any())
+        if self._sparse and not batch.sampling_follows:
+            self._add_sparse(batch.sampling, sampled_rows)
         is_serial = bool(self._is_serial[rows].any())
         keys = self._keys[sampled_rows]
         lens = context_lens[sampled] if plan.prefills else context_lens
@@ -179,7 +186,9 @@ class BatchBuilder:
         self._choices[row] = sequence.choice
         self._num_logprobs[row] = sampling.num_logprobs
         self._keys[row] = sequence.key
-        self._is_serial[row] = sequence.request.is_serial
+        request = sequence.request
+        self._draws_by_text[row] = request.draws_by_text
+        self._is_serial[row] = request.is_serial or (request.draws_by_text and not self._samples_late)
         self._is_sparse[row] = is_sparse = _is_sparse(sequence)
         if is_sparse:
             self._sparse[row] = sequence
@@ -217,8 +226,15 @@ class BatchBuilder:
                 (pooled if sequence.request.is_embedding else sampled).append(index)
         return np.array(sampled, dtype=np.int32), np.array(pooled, dtype=np.int32) if pooled else _EMPTY
 
+    def late_sampling(self, built: BuiltStep) -> SamplingBatch:
+        """The sampling of a step that was submitted without it, now that the tokens before are known."""
+        sampling = replace(built.batch.sampling, penalties={}, logit_bias={}, banned={}, allowed={})
+        step = built.batch.step
+        self._add_sparse(sampling, built.rows, [s.cut_step < step for s in built.sampled])
+        return sampling
+
     def _sampling(self, rows: npt.NDArray[np.intp], cursors: Int32Array) -> SamplingBatch:
-        batch = SamplingBatch(
+        return SamplingBatch(
             temperatures=self._temperatures[rows],
             top_ks=self._top_ks[rows],
             top_ps=self._top_ps[rows],
@@ -228,14 +244,14 @@ class BatchBuilder:
             cursors=cursors,
             num_logprobs=self._num_logprobs[rows],
         )
-        if self._sparse:
-            self._add_sparse(batch, rows)
-        return batch
 
-    def _add_sparse(self, batch: SamplingBatch, rows: npt.NDArray[np.intp]) -> None:
+    def _add_sparse(self, batch: SamplingBatch, rows: npt.NDArray[np.intp], wanted: list[bool] | None = None) -> None:
+        """Add what is not one number a row. Rows that are not `wanted` have lost their sequence: what they draw is dropped."""
         masked: list[int] = []
         forms: list[Form] = []
         for index in np.flatnonzero(self._is_sparse[rows]).tolist():
+            if wanted is not None and not wanted[index]:
+                continue
             sequence = self._sparse[int(rows[index])]
             sampling = sequence.request.sampling
             if has_penalties(sampling):

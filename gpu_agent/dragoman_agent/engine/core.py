@@ -2,8 +2,8 @@
 
 A turn keeps one step under way behind the one that it waits for: step n + 1 is scheduled and handed over while step n runs, with
 the tokens of step n filled in on the device. So a stop is noticed one step late, and the token computed meanwhile is dropped;
-lengths are known beforehand. A request whose next step depends on its last token on the host (a grammar, penalties) is not run
-ahead of: then the text of step n is made while step n + 1 runs.
+lengths are known beforehand. Where step n + 1 draws by the text so far (a grammar, penalties), the model runs ahead as well and the
+sampling is supplied once the tokens of step n are taken. Only a prompt whose log-probabilities are asked for is not run ahead of.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from dragoman.v1 import error_pb2
-from dragoman_agent.device.base import BlockDevice, Device, DeviceMemoryError, StepHandle
+from dragoman_agent.device.base import BlockDevice, Device, DeviceMemoryError, LateStep, StepHandle
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
 from dragoman_agent.engine.block_account import BlockAccount, account
 from dragoman_agent.engine.exchange import BlockExchange
@@ -39,6 +39,7 @@ class InFlight(NamedTuple):
     """A step under way."""
 
     built: BuiltStep
+    plan: StepPlan
     handle: StepHandle
     num_prefill_tokens: int
     num_decode_tokens: int
@@ -88,7 +89,8 @@ class EngineCore:
         self._live = LiveRequests(self.scheduler, tokenizer, model_digest, plan, clock, vocab_size)
         self._plan = plan
         self._clock = clock
-        self._builder = BatchBuilder(plan, vocab_size)
+        samples_late = getattr(device, "samples_late", False)
+        self._builder = BatchBuilder(plan, vocab_size, samples_late=samples_late)
         self._in_flight: deque[InFlight] = deque()
         self._max_in_flight = 2 if run_ahead else 1
         self._submit_computes = getattr(device, "computes_in_submit", False)
@@ -191,9 +193,10 @@ class EngineCore:
         except DeviceMemoryError as error:
             self._give_way(plan, error, now)
             return not self._in_flight
-        self.scheduler.memory_limit.fitted()
+        if not built.batch.sampling_follows:
+            self.scheduler.memory_limit.fitted()
         submitted = time.perf_counter() if self._submit_computes else done("submit", begun)
-        self._in_flight.append(InFlight(built, handle, plan.num_prefill_tokens, len(plan.decodes), begun))
+        self._in_flight.append(InFlight(built, plan, handle, plan.num_prefill_tokens, len(plan.decodes), begun))
         self.scheduler.release_ahead()
         done("release", submitted)
         return True
@@ -238,7 +241,25 @@ class EngineCore:
         self._step_seconds += result.seconds
         self._last_counts = (flight.num_prefill_tokens, flight.num_decode_tokens)
         self.host_work.done("take", begun)
+        if self._in_flight and self._in_flight[0].built.batch.sampling_follows:
+            self._supply(self._in_flight[0])
         return True
+
+    def _supply(self, flight: InFlight) -> None:
+        """Tell the step under way how it is sampled, now that the tokens before it are known."""
+        begun = time.perf_counter()
+        sampling = self._builder.late_sampling(flight.built)
+        begun = self.host_work.done("late sampling", begun)
+        assert isinstance(flight.handle, LateStep)
+        try:
+            flight.handle.supply(sampling)
+        except DeviceMemoryError as error:
+            self._in_flight.popleft()
+            self._give_way(flight.plan, error, self._clock())
+            return
+        self.scheduler.memory_limit.fitted()
+        if not self._submit_computes:
+            self.host_work.done("supply", begun)
 
     def tick(self) -> Step:
         """A frame while idle."""

@@ -61,7 +61,8 @@ class Request:
     started: float | None = None  # first step that computed for it
     first_token: float | None = None
     is_over: bool = False  # its terminal event is decided
-    is_serial: bool = False  # the next step needs its last token on the host, so it cannot be launched ahead
+    is_serial: bool = False  # the next step needs the result of this one on the host, so it cannot be launched ahead
+    draws_by_text: bool = False  # what may be sampled next hangs on the tokens before, which the host has to know
     scores: PromptScores | None = None  # of the prompt, where asked for: the first sequence computes them
 
     @property
@@ -169,7 +170,8 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
         deadline=None if message.deadline_seconds is None else now + message.deadline_seconds,
         is_embedding=is_embedding,
     )
-    request.is_serial = _is_serial(request)
+    request.is_serial = request.sampling.num_prompt_logprobs >= 0
+    request.draws_by_text = _draws_by_text(request)
     hasher = PageHasher(root, page_size)
     num_prompt = len(message.prompt_ids)
     stop = request.stop
@@ -198,14 +200,13 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
     return request
 
 
-def _is_serial(request: Request) -> bool:
+def _draws_by_text(request: Request) -> bool:
     """Whether what may be sampled next depends on tokens that only the host knows."""
     sampling = request.sampling
     return bool(
         sampling.grammar is not None
         or has_penalties(sampling)
         or sampling.bad_word_ids
-        or sampling.num_prompt_logprobs >= 0
         or request.stop.masked_until_min
     )
 

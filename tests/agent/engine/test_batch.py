@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman_agent.device.base import StepBatch, StepHandle
+from dragoman_agent.device.base import SamplingBatch, StepBatch, StepHandle, StepResult
 from dragoman_agent.device.null import NullDevice
 from dragoman_agent.engine.messages import StartEmbed
 
@@ -20,6 +20,7 @@ class Watched(NullDevice):
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[StepBatch] = []
+        self.samplings: list[SamplingBatch] = []  # as they were at last: parts may come late
         self.engine: Any = None
         self.rows: dict[Any, int] = {}  # of the step before
 
@@ -28,6 +29,10 @@ class Watched(NullDevice):
         if self.engine is not None:
             self._compare(batch)
         return super().submit(batch)
+
+    def _answer(self, batch: StepBatch, sampling: SamplingBatch, page_size: int) -> StepResult:
+        self.samplings.append(sampling)
+        return super()._answer(batch, sampling, page_size)
 
     def _compare(self, batch: StepBatch) -> None:
         page_size = self._plan.page_size
@@ -126,7 +131,7 @@ def test_sampling_rows_follow_their_requests(lab: Any, start: Any) -> None:
     )
     engine.run(plain, rich)
     batch = device.batches[2]
-    sampling = batch.sampling
+    sampling = device.samplings[2]
     order = sorted(range(3), key=lambda i: (batch.prompt_lens[batch.sample_seqs[i]], sampling.choices[i]))
     row, first, second = order
     assert sampling.temperatures[row] == 0 and sampling.num_logprobs[row] == -1 and row not in sampling.allowed

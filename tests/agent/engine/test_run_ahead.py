@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman_agent.device.base import StepBatch, StepHandle, StepResult
+from dragoman_agent.device.base import LateStep, SamplingBatch, StepBatch, StepHandle, StepResult
 from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel
 from dragoman_agent.engine.core import EngineCore
@@ -35,6 +36,11 @@ class Waited:
     def __init__(self, handle: StepHandle, step: int, log: list[tuple[str, int]]) -> None:
         self._handle, self._step, self._log = handle, step, log
 
+    def supply(self, sampling: SamplingBatch) -> None:
+        self._log.append(("supply", self._step))
+        assert isinstance(self._handle, LateStep)
+        self._handle.supply(sampling)
+
     def result(self) -> StepResult:
         self._log.append(("result", self._step))
         return self._handle.result()
@@ -46,7 +52,7 @@ def lead(device: Recorder) -> list[int]:
     for what, step in device.log:
         if what == "submit":
             seen = step
-        else:
+        elif what == "result":
             found.append(seen - step)
     return found
 
@@ -64,16 +70,33 @@ def test_the_next_step_is_handed_over_before_the_last_is_waited_for(lab: Any, st
         {"frequency_penalty": 0.5},
         {"bad_word_ids": [[5, 6]]},
         {"grammar": GrammarSpec("regex", "[a-z]{1,12}")},
-        {"num_prompt_logprobs": 0},
         {"masked_until_min": [258], "min_output_tokens": 3},
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_a_request_that_needs_its_last_token_on_the_host_is_not_run_ahead_of(
+def test_a_request_that_draws_by_its_text_is_run_ahead_of_and_supplied_late(
     lab: Any, start: Any, fields: dict[str, Any]
 ) -> None:
+    """The model runs ahead; how the tokens are drawn follows once those of the step before are known."""
     device = Recorder("alphabet")
     lab(device=device).run(start("r", "abc", 8, **fields))
+    assert lead(device)[:-1] == [1] * (len(lead(device)) - 1)
+    results = [step for what, step in device.log if what == "result"]
+    assert [step for what, step in device.log if what == "supply"] == results[1:]
+    for before, after in itertools.pairwise(device.log):
+        assert after[0] != "supply" or before == ("result", after[1] - 1)
+
+
+def test_a_device_that_cannot_sample_late_is_waited_for(lab: Any, start: Any) -> None:
+    device = Recorder("alphabet")
+    device.samples_late = False
+    lab(device=device).run(start("r", "abc", 8, repetition_penalty=1.2))
+    assert set(lead(device)) == {0} and len(device.log) > 8
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_is_not_run_ahead_of(lab: Any, start: Any) -> None:
+    device = Recorder("alphabet")
+    lab(device=device).run(start("r", "abc", 8, num_prompt_logprobs=0))
     assert set(lead(device)) == {0} and len(device.log) > 8
 
 

@@ -72,18 +72,21 @@ def test_in_steady_state_a_step_is_handed_over_before_the_one_before_it_ends(tmp
 
 def test_a_cpu_step_ends_when_its_thread_is_done() -> None:
     future: Future[StepResult] = Future()
-    handle = CpuStepHandle(future)
+    sampling: Future[Any] = Future()
+    sampling.set_result(None)
+    handle = CpuStepHandle(future, sampling)
     before = time.perf_counter()
     future.set_result(StepResult(np.zeros(1, np.int32), np.ones(1, np.bool_)))
     handle.result()
     assert isinstance(handle, TimedStep) and before <= handle.ended() <= time.perf_counter()
 
 
-def test_a_grammar_or_penalty_makes_it_serial(tmp_path: Path) -> None:
+def test_a_step_that_is_waited_for_is_seen_to_be(tmp_path: Path) -> None:
     core, trace = traced_core(tmp_path, speed=1.0)
-    run_all(core, starts(1, 12, repetition_penalty=1.5))
+    run_all(core, [Start("r", [1] * 20, Sampling(num_prompt_logprobs=0), Stop(12), credit=1 << 20)])
     trace.close()
     steps = steps_of(read(trace.path))
+    assert len(steps) >= 12
     for step, after in itertools.pairwise(steps):
         assert after["args"]["handed_over"] >= step["ts"] + step["dur"] - 1.0
 

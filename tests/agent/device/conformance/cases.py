@@ -13,7 +13,7 @@ from tests.agent.device.conformance.bench import Bench, ignore, refused
 from tests.agent.device.conformance.steps import Part, by_id
 from tests.agent.device.conformance.tiny_model import CONFIG, POISONED
 
-from dragoman_agent.device.base import BlockCopy, BlockDevice, Device, LoadProgress, StepBatch
+from dragoman_agent.device.base import BlockCopy, BlockDevice, Device, LateStep, LoadProgress, StepBatch
 from dragoman_agent.engine.philox import uniforms
 
 TOKENS = [3 + 5 * i % 71 for i in range(40)]  # none is POISONED
@@ -200,6 +200,44 @@ def tokens_of_the_step_before_can_be_referred_to(bench: Bench) -> None:
     assert mixed.finite.all()
     with refused("token_ids"):
         bench.run(Part([-3], 8, BLOCKS))
+
+
+def sampling_may_come_late(bench: Bench) -> None:
+    """What hangs on the tokens before is supplied while the model runs; until then neither result nor next step is had."""
+    parts = (Part(TOKENS[:6], 0, BLOCKS), Part(TOKENS[6:10], 0, OTHER_BLOCKS))
+    if not getattr(bench.device, "samples_late", False):
+        return
+    allowed = {0: np.array([7], np.int32)}
+    early = bench.step(*parts)
+    early.sampling.allowed = allowed
+    wanted = bench.device.submit(early).result()
+    step = bench.step(*parts)
+    step.sampling_follows = True
+    handle = bench.device.submit(step)
+    assert isinstance(handle, LateStep)
+    with refused("supplied"):
+        handle.result()
+    with refused("supplied"):
+        bench.device.submit(bench.step(*parts))
+    handle.supply(replace(step.sampling, allowed=allowed))
+    follower = bench.device.submit(bench.step(Part([-2], 4, OTHER_BLOCKS), Part([-1], 6, BLOCKS)))
+    result = handle.result()
+    assert result.token_ids.tolist() == wanted.token_ids.tolist() and result.token_ids[0] == 7
+    for row in range(2):
+        bench.same(by_id(result, row), by_id(wanted, row), "sampling that came late", cut=False)
+    known = bench.run(Part([int(wanted.token_ids[1])], 4, OTHER_BLOCKS), Part([7], 6, BLOCKS))
+    assert follower.result().token_ids.tolist() == known.token_ids.tolist()
+
+
+def a_device_closes_with_a_step_that_waits_for_its_sampling(bench: Bench) -> None:
+    with bench.opened() as device:
+        if not getattr(device, "samples_late", False):
+            return
+        device.load(bench.subject.model(poisoned=True), bench.plan, ignore)
+        step = bench.step(Part(TOKENS[:6], 0, BLOCKS))
+        step.sampling_follows = True
+        device.submit(step)
+        device.close()
 
 
 def results_may_be_taken_in_any_order(bench: Bench) -> None:
@@ -393,6 +431,8 @@ CASES: tuple[Callable[[Bench], None], ...] = (
     decode_is_prefill,
     a_row_is_the_same_alone_and_in_company,
     tokens_of_the_step_before_can_be_referred_to,
+    sampling_may_come_late,
+    a_device_closes_with_a_step_that_waits_for_its_sampling,
     results_may_be_taken_in_any_order,
     a_nan_stays_in_its_row,
     a_row_with_no_token_left_is_flagged,
