@@ -146,6 +146,7 @@ def attention(bench: Bench, deadline: float) -> dict[str, Any]:
         data = caches(bench, batch, context, kv_heads, dim)
         key = f"{heads}/{kv_heads}/{dim} decode {batch} x {context}"
         usual = DecodeWorkspace(batch, heads, dim, 16, bench.device)
+        outputs: dict[tuple[int, int], torch.Tensor] = {}
         found[key] = {
             "usual": bench.microseconds(
                 [
@@ -160,6 +161,24 @@ def attention(bench: Bench, deadline: float) -> dict[str, Any]:
             work = FixedWorkspace(batch, heads, dim, -(-context // part), bench.device)
             name = f"r{rows}-n{block_n}-g{stages}-w{warps}-p{part}"
             try:
+                k, v, t = data[0]
+                out = fixed_decode_attention(
+                    q,
+                    k,
+                    v,
+                    t,
+                    lens,
+                    work,
+                    part,
+                    programs,
+                    rows=rows,
+                    block_n=block_n,
+                    num_stages=stages,
+                    num_warps=warps,
+                )
+                # Launches of equal tiles and parts: do rows and warps change the bits?
+                if not torch.equal(outputs.setdefault((block_n, part), out), out):
+                    found.setdefault("other bits", []).append(f"{key} {name}")
                 found[key][name] = bench.microseconds(
                     [
                         partial(fixed_decode_attention, q, k, v, t, lens, work, part, programs,

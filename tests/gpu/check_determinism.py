@@ -1,13 +1,14 @@
 """Deterministic plans on a GPU: the logits of a row have the same bits alone and in company, in any chunks, and after re-entry.
 
 PYTHONPATH=. python tests/gpu/check_determinism.py [--models NAME...] [--layers 6] [--cost] [--sweep] [--out FILE.json]
-    prints a line a check; exit 1 when one is off. --cost times deterministic steps beside usual ones, --sweep times tiles.
+    EMBEDDED_MODEL names the GGUF file of the embedded model. Prints a line a check; exit 1 when one is off. --cost times deterministic steps beside usual ones, --sweep times tiles.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -157,7 +158,7 @@ def ask(core: Any, starts: Sequence[Start]) -> dict[str, Answer]:
 def check_engine(report: Report, profile: Profile) -> None:
     """The embedded model through the scheduler: prefix hits and preemption (few blocks), greedy and drawn, alone and at once."""
     try:
-        source = open_model("embedded", Path("/tmp/dragoman-check"))
+        source = open_model(os.environ.get("EMBEDDED_MODEL", "embedded"), Path("/tmp/dragoman-check"))
     except ModelFileError as error:
         report.value("embedded model", f"left out: {error}")
         return

@@ -1,7 +1,7 @@
 """K and V in eight bits on a GPU: how far logits move from sixteen bits, how often the best token stays, and what it is worth.
 
 PYTHONPATH=. python tests/gpu/check_kv_fp8.py [--models NAME...] [--speed] [--out FILE.json]
-    exit 1 when a clear best token (a lead over 0.5 in logprob) changes in more than 1 % of the places of a trained model
+    EMBEDDED_MODEL names the GGUF file of the embedded model. Exit 1 when a clear best token (a lead over 0.5 in logprob) changes in more than 1 % of the places of a trained model
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -116,7 +117,7 @@ def texts(device: CudaDevice, source: ModelSource, plan: Plan) -> list[list[int]
 def check_embedded(report: Report, profile: Profile) -> None:
     """A trained model's own text."""
     try:
-        source = open_model("embedded", Path("/tmp/dragoman-check"))
+        source = open_model(os.environ.get("EMBEDDED_MODEL", "embedded"), Path("/tmp/dragoman-check"))
     except ModelFileError as error:
         report.value("embedded model", f"left out: {error}")
         return
