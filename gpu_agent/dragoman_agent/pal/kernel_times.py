@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from dragoman_agent.pal.kernel_calls import KernelCall, parse_key, predicted_seconds
 from dragoman_agent.pal.rates import Rates
@@ -25,6 +25,7 @@ class KernelTimes:
         self._ratios: dict[str, dict[int, dict[int, float]]] = {}  # family -> rows -> context -> measured / predicted
         self._steps: dict[str, dict[int, dict[int, float]]] = {}  # model -> batch -> context -> measured seconds
         self._seconds: dict[str, float] = {}
+        self._sums: dict[Hashable, float] = {}
         for key, seconds in (timings.seconds if timings is not None else {}).items():
             self._add(key, seconds)
 
@@ -46,6 +47,12 @@ class KernelTimes:
                 predicted_seconds(self.rates, call) * self.ratio(call) if measured is None else measured
             )
         return self._seconds[key]
+
+    def once(self, key: Hashable, work: Callable[[], float]) -> float:
+        """What `work` gives, made once a key: a sum of this device's times."""
+        if key not in self._sums:
+            self._sums[key] = work()
+        return self._sums[key]
 
     def ratio(self, call: KernelCall) -> float:
         """Measured / predicted of the call's family at its rows and context; 1 where nothing of it was timed."""

@@ -106,10 +106,15 @@ def decode_step_seconds(
 
 def padded_seconds(times: KernelTimes, model: ModelConfig, rows: int, choices: Sequence[GemmDecode] = ()) -> float:
     """What of a decode step depends on the padded rows alone: everything but attention."""
-    calls = (*gemm_calls(model, rows, choices), *row_calls(model, rows))
-    layers = sum(count * times.seconds(call) for call, count in calls)
-    last = times.seconds(head_call(model, rows, choices)) + times.seconds(sample_call(model, rows))
-    return layers + last + _AROUND * times.rates.phase_seconds
+
+    def summed() -> float:
+        calls = (*gemm_calls(model, rows, choices), *row_calls(model, rows))
+        layers = sum(count * times.seconds(call) for call, count in calls)
+        last = times.seconds(head_call(model, rows, choices)) + times.seconds(sample_call(model, rows))
+        return layers + last + _AROUND * times.rates.phase_seconds
+
+    # A plan asks for the same rows beside many contexts and sizes.
+    return times.once((model, rows, tuple(choices)), summed)
 
 
 def prefill_step_seconds(
