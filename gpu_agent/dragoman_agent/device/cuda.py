@@ -31,9 +31,9 @@ from dragoman_agent.device.base import (
 from dragoman_agent.device.checks import check_batch, check_loadable
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_float8 import find_scales
+from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.device.cuda_weights import load_weights
-from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle

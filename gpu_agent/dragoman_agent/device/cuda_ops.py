@@ -20,7 +20,6 @@ from dragoman_kernels.triton.gemm_decode import gemm_decode
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 
-
 Scales = tuple[float, float]  # of stored K and V, see PagedCache
 
 

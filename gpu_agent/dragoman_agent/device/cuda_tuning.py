@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
+from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
 from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.model.config import ModelConfig, RopeScaling
 from dragoman_agent.model.layers import PagedCache
