@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dragoman_controller.native.library import load
 from dragoman_controller.policy import ClassTarget, Policy, TenantPolicy
 from dragoman_controller.simulate.cell_run import CellRun, CellSettings
 from dragoman_controller.simulate.faults import Fault, parse_fault
@@ -43,6 +44,20 @@ def test_equal_seeds_give_equal_bytes_whatever_the_number_of_processes() -> None
         for seed in (1, 2, 1)
     ]
     assert blind[0] == blind[2] != blind[1]
+
+
+@pytest.mark.skipif(load() is None, reason="no C++ compiler is on PATH")
+def test_a_run_without_a_compiler_gives_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = drawn(600, 0.9, num_prefixes=20).generate()
+    faults = (Fault("kill", 4.0, agent_name(1)), Fault("drain", 6.0, agent_name(2)))
+    scenario = Scenario(FLEET, workload, CellSettings(faults=faults))
+    native = simulate(scenario)
+    monkeypatch.setattr("dragoman_controller.simulate.run.load", lambda: None)
+    python = simulate(scenario)
+    assert json.dumps(figures(native, workload.tenants, Policy())) == json.dumps(
+        figures(python, workload.tenants, Policy())
+    )
+    assert native.finish == python.finish and native.counts["resumes"] > 0
 
 
 def test_every_request_ends_and_afterwards_nothing_is_held() -> None:
