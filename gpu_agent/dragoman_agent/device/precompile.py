@@ -40,7 +40,7 @@ class Compilers:
     """The workers of one engine process. They end with it: each reads its order and writes nothing back."""
 
     def __init__(self, workers: list[subprocess.Popen[str]], marker: Path | None) -> None:
-        """`marker` is made when all have done their work: the next start need not look."""
+        """`marker` is made when all have done their work, so that the next start need not look; None: not all do."""
         self._workers = workers
         self._marker = marker
         self._begun = time.monotonic()
@@ -87,16 +87,20 @@ def start_compilers(model: ModelConfig, plan: Plan, capability: str) -> Compiler
     forms = order["forms"]
     room = free_host_bytes(this_host()) // WORKER_BYTES
     count = max(1, min(MAX_WORKERS, usable_cores() - 1, room, len(forms) // FORMS_A_WORKER))
-    workers = []
-    for number in range(count):
-        worker = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dragoman_agent.device.precompile"], stdin=subprocess.PIPE, text=True,
-            stdout=subprocess.DEVNULL, stderr=None if logger.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
-        )  # fmt: skip
-        assert worker.stdin is not None
-        worker.stdin.write(json.dumps({**order, "forms": forms[number::count]}))
-        worker.stdin.close()
-        workers.append(worker)
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        for number in range(count):
+            worker = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dragoman_agent.device.precompile"], stdin=subprocess.PIPE, text=True,
+                stdout=subprocess.DEVNULL, stderr=None if logger.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+            )  # fmt: skip
+            workers.append(worker)
+            assert worker.stdin is not None
+            with worker.stdin:
+                worker.stdin.write(json.dumps({**order, "forms": forms[number::count]}))
+    except OSError as error:  # no process to be had, or one that has ended before it read
+        logger.warning("not all kernels are compiled ahead (%s); the others are compiled when first launched", error)
+        marker = None
     return Compilers(workers, marker)
 
 

@@ -132,6 +132,17 @@ def test_a_worker_that_fails_costs_only_the_time(
     assert len(started) == 8, "tried again at the next start"
 
 
+def test_a_host_that_gives_no_process_starts_all_the_same(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").wait()
+    assert "Resource temporarily unavailable" in caplog.text and "when first launched" in caplog.text
+
+
 def test_a_worker_that_hangs_is_ended(
     started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
