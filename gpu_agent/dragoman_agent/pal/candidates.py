@@ -155,11 +155,11 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
         tokens = min(length, plan.max_batch_tokens, plan.max_context_tokens)
         yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, tokens)
     if times.rates.capability >= LIBRARY_CAPABILITY and options:
-        chosen = [plan.prefill_attention] if plan.prefill_attention else []
+        own = [options[0], *([plan.prefill_attention] if plan.prefill_attention else [])]
         for tokens, context in library_points(plan.max_context_tokens):
             yield step_cost.library_prefill_call(model, plan.page_size, tokens, context)
-            for option in (options[0], *chosen):
-                yield step_cost.prefill_attention_call(model, plan.page_size, option, tokens, context)
+            for launch in own:
+                yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, context)
 
 
 def library_points(max_context_tokens: int) -> list[tuple[int, int]]:
