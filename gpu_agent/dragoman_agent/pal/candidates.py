@@ -154,7 +154,7 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
     for launch, length in itertools.product(options, lengths):
         tokens = min(length, plan.max_batch_tokens, plan.max_context_tokens)
         yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, tokens)
-    if times.rates.capability >= LIBRARY_CAPABILITY and options:
+    if times.rates.capability >= LIBRARY_CAPABILITY and options and not plan.deterministic:
         own = [options[0], *([plan.prefill_attention] if plan.prefill_attention else [])]
         for tokens, context in library_points(plan.max_context_tokens):
             yield step_cost.library_prefill_call(model, plan.page_size, tokens, context)
