@@ -81,9 +81,10 @@ class Compilers:
 def start_compilers(model: ModelConfig, plan: Plan, capability: str) -> Compilers:
     """Workers for every kernel of `plan` on a device of `capability` ("9.0"); none where all was compiled before."""
     order = order_of(model, plan, capability)
-    marker = _cache_dir() / f"dragoman-{_digest(order)}"
-    if marker.exists():
+    done = _cache_dir() / f"dragoman-{_digest(order)}"
+    if done.exists():
         return Compilers([], None)
+    marker: Path | None = done
     forms = order["forms"]
     room = free_host_bytes(this_host()) // WORKER_BYTES
     count = max(1, min(MAX_WORKERS, usable_cores() - 1, room, len(forms) // FORMS_A_WORKER))
