@@ -65,6 +65,7 @@ def all_checks(models: Sequence[str], embedded: str = "") -> list[Check]:
         script("check_indices", gigabytes=8, limit_seconds=80, alone=True),
         *(Check(f"ops-{dtype}", (sys.executable, ops, "cuda", dtype), 8, 200) for dtype in ("bfloat16", "float16")),
         script("check_tiers", models[0], gigabytes=100, limit_seconds=150, alone=True),
+        script("check_overlap", models[0], gigabytes=30, limit_seconds=90, alone=True),
         script("check_device", gigabytes=20, limit_seconds=200),
         *(script("check_parity", model, gigabytes=55 if model.endswith("8b") else 25, limit_seconds=200) for model in models),
         script("check_features", models[0], gigabytes=25, limit_seconds=150),

@@ -14,7 +14,7 @@ from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import run_all
-from dragoman_agent.engine.messages import Cancel, Delta, GrammarSpec
+from dragoman_agent.engine.messages import Cancel, Delta, GrammarSpec, Opened
 from dragoman_text import TextTokenizer
 
 
@@ -44,6 +44,15 @@ class Waited:
     def result(self) -> StepResult:
         self._log.append(("result", self._step))
         return self._handle.result()
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.1},
+    {"grammar": GrammarSpec("regex", "[a-z]{3,20}"), "eos_token_ids": [258]},
+    {"bad_word_ids": [[101], [97, 98]]},
+    {"masked_until_min": [97, 101], "min_output_tokens": 5},
+]
 
 
 def lead(device: Recorder) -> list[int]:
@@ -124,7 +133,9 @@ def test_cancelled_with_two_steps_under_way_leaves_nothing(lab: Any, start: Any)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     requests=st.lists(
-        st.tuples(st.integers(1, 90), st.integers(1, 30), st.integers(0, 2), st.booleans()), min_size=1, max_size=9
+        st.tuples(st.integers(1, 90), st.integers(1, 30), st.integers(0, 2), st.sampled_from(KINDS)),
+        min_size=1,
+        max_size=9,
     ),
     num_blocks=st.integers(10, 24),
     max_batch_tokens=st.integers(20, 64),
@@ -133,24 +144,24 @@ def test_answers_are_the_same_as_when_each_step_is_waited_for(
     lab: Any,
     start: Any,
     answers: Any,
-    requests: list[tuple[int, int, int, bool]],
+    requests: list[tuple[int, int, int, dict[str, Any]]],
     num_blocks: int,
     max_batch_tokens: int,
 ) -> None:
-    """Preemption, chunks and stops included: a pool this small preempts."""
+    """Preemption, chunks, stops, grammars and all that hangs on the text included: a pool this small preempts."""
     commands = [
         start(
             f"r{i}", [(i + j) % 250 for j in range(num_prompt)], max_tokens, priority=priority,
-            temperature=0.9, seed=i, repetition_penalty=1.1 if serial else 1.0, stop_token_ids=[i * 7 % 250],
+            temperature=0.9, seed=i, stop_token_ids=[i * 7 % 250], **kind,
         )
-        for i, (num_prompt, max_tokens, priority, serial) in enumerate(requests)
+        for i, (num_prompt, max_tokens, priority, kind) in enumerate(requests)
     ]  # fmt: skip
     ahead = lab(page_size=16, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, max_num_seqs=4)
-    found = answers(ahead.run(*commands))
+    found = answers(e for e in ahead.run(*commands) if not isinstance(e, Opened))
     ahead.assert_idle()
     model, device = NullModel(), NullDevice()
     device.load(model, ahead.plan, lambda progress: None)
     tokenizer = TextTokenizer.from_files(model.tokenizer)
     waiting = EngineCore(device, tokenizer, bytes.fromhex(model.digest), ahead.plan, run_ahead=False)
-    expected = answers(run_all(waiting, commands))
+    expected = answers(e for e in run_all(waiting, commands) if not isinstance(e, Opened))
     assert {key: a.token_ids for key, a in found.items()} == {key: a.token_ids for key, a in expected.items()}

@@ -1,0 +1,183 @@
+"""Whether the device ever waits for the host in steady decode, read from a trace, and whether running ahead changes an answer.
+
+python tests/gpu/check_overlap.py [MODEL] [--device cuda] [--batch 256] [--tokens 128]      exit 1 when a check is off
+
+The trace is left in --out for ui.perfetto.dev. The same check runs without a GPU on `--device null`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman_agent.device.base import Device
+from dragoman_agent.engine.core import EngineCore
+from dragoman_agent.engine.local import build_core, run_all
+from dragoman_agent.engine.messages import Delta, Failed, GrammarSpec, Sampling, Start, Step, Stop
+from dragoman_agent.engine.trace import TraceWriter
+from dragoman_agent.model.source import ModelSource
+from dragoman_agent.pal.plan import Plan
+from dragoman_text import TextTokenizer
+
+MIN_EARLY = 0.9  # of the steps in steady state, handed over before the one before them ended
+MAX_GAP = 0.03  # median time between two steps, over the median step
+MAX_HOST_SECONDS = 300e-6  # host work a step at batch 256
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.2},
+    "grammar": {"grammar": GrammarSpec("regex", "[a-z ]{1,400}")},
+    "bad-words": {"bad_word_ids": [[5, 6], [7]]},
+}
+
+
+@dataclass(slots=True)
+class Overlap:
+    """What a trace says of its steady state: decode steps of the full batch."""
+
+    num_steps: int
+    early: float  # share of the steps handed over before the one before ended
+    gap: float  # median seconds between two steps
+    step: float  # median seconds of a step
+
+
+def read_overlap(path: Path, batch: int) -> Overlap:
+    """From a trace of one run."""
+    events = [e for e in json.loads(path.read_text()) if e["ph"] == "X" and e["tid"] == 2]
+    steps = sorted((e for e in events if e["args"]["decode_tokens"] == batch), key=lambda e: e["args"]["step"])
+    pairs = [(a, b) for a, b in itertools.pairwise(steps) if b["args"]["step"] == a["args"]["step"] + 1][2:]
+    ends = [a["ts"] + a["dur"] for a, _ in pairs]
+    return Overlap(
+        len(pairs),
+        statistics.mean(b["args"]["handed_over"] < end for (_, b), end in zip(pairs, ends, strict=True)),
+        statistics.median(b["ts"] - end for (_, b), end in zip(pairs, ends, strict=True)) * 1e-6,
+        statistics.median(a["dur"] for a, _ in pairs) * 1e-6,
+    )
+
+
+def requests(kind: str, batch: int, num_tokens: int, label: str) -> list[Start]:
+    """`batch` requests of one kind, each with a prompt of its own."""
+    fields = KINDS[kind]
+    stop = Stop(max_output_tokens=num_tokens)
+    return [
+        Start(
+            f"{label}-{kind}-{i}", [1 + (7 * i + k) % 200 for k in range(100)], Sampling(temperature=0.8, seed=i, **fields),
+            stop, credit=1 << 30, key=-1 if "grammar" in fields else i, cache_salt=label,
+        )
+        for i in range(batch)
+    ]  # fmt: skip
+
+
+def play(core: EngineCore, starts: list[Start]) -> dict[str, list[int]]:
+    """Tokens by request."""
+    for start in starts:
+        start.key = -1  # as events
+    tokens: dict[str, list[int]] = {start.request_id.partition("-")[2]: [] for start in starts}
+    for event in run_all(core, starts):
+        if isinstance(event, Failed):
+            raise RuntimeError(f"{event.request_id}: {event.message}")
+        if isinstance(event, Delta):
+            tokens[event.request_id.partition("-")[2]].extend(event.token_ids)
+    return tokens
+
+
+def check_overlap(make: Any, out: Path, kind: str, batch: int, num_tokens: int, host_limit: float) -> int:
+    """One kind of request in steady state."""
+    trace = TraceWriter(out / kind)
+    core = make(trace=trace)
+    frames: list[Step] = []
+    run_all(core, requests(kind, batch, num_tokens, "trace"), on_step=frames.append)
+    trace.close()
+    found = read_overlap(trace.path, batch)
+    pure = [f.host_seconds for f in frames if f.load.decode_tokens == batch and not f.load.prefill_tokens]
+    host = statistics.median(pure)
+    bad = found.early < MIN_EARLY or found.gap > MAX_GAP * found.step or (kind == "plain" and host > host_limit)
+    print(
+        f"{'OFF' if bad else 'ok'} {kind}: {found.num_steps} steps of {found.step * 1e3:.3f} ms at batch {batch}, "
+        f"{found.early:.1%} handed over early, {found.gap * 1e6:.0f} us between two, host work {host * 1e6:.0f} us",
+        flush=True,
+    )
+    return int(bad)
+
+
+def check_answers(make: Any, kind: str, batch: int, num_tokens: int) -> int:
+    """Run ahead and waited for: the same tokens. Under a grammar a few may differ on a device whose rows see the batch's
+    size: requests join when theirs is compiled, so the batches are not the same.
+    """
+    ahead, waited = (
+        play(make(run_ahead=run_ahead), requests(kind, batch, num_tokens, f"a{run_ahead}"))
+        for run_ahead in (True, False)
+    )
+    differ = [name for name, tokens in ahead.items() if tokens != waited[name]]
+    bad = len(differ) > (batch // 8 if kind == "grammar" else 0)
+    print(
+        f"{'OFF' if bad else 'ok'} answers, {kind}: {len(differ)} of {batch} differ when run ahead {differ[:4]}",
+        flush=True,
+    )
+    return int(bad)
+
+
+def open_subject(model: str, kind: str, batch: int) -> tuple[Device, ModelSource, Plan]:
+    """A loaded device."""
+    if kind == "null":
+        from dragoman_agent.device.null import NullDevice
+        from dragoman_agent.device.null_model import NullModel, default_null_plan
+
+        null = NullModel()
+        device: Device = NullDevice(speed=10.0)
+        plan = default_null_plan(null, max_num_seqs=batch)
+        device.load(null, plan, lambda _: None)
+        return device, null, plan
+    from dragoman_agent.device.cuda import CudaDevice
+    from dragoman_agent.model.source import open_model
+    from dragoman_agent.pal.attributes import take_inventory
+    from dragoman_agent.pal.planner import Limits
+    from dragoman_agent.pal.planner_cuda import plan_cuda
+    from dragoman_agent.pal.probe import profile_device
+
+    source = open_model(f"random:{model}", Path())
+    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
+    limits = Limits(max_context_tokens=1024, max_num_seqs=batch, memory_utilization=0.2)
+    plan, _ = plan_cuda(profile, source.config, limits)
+    device = CudaDevice()
+    device.load(source, plan, lambda _: None)
+    return device, source, plan
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run all checks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="qwen3-0.6b")
+    parser.add_argument("--device", choices=("cuda", "null"), default="cuda")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-trace")
+    parser.add_argument("--host-limit", type=float, default=MAX_HOST_SECONDS, help="seconds of host work a step")
+    options = parser.parse_args(argv)
+    device, source, plan = open_subject(options.model, options.device, options.batch)
+    tokenizer = TextTokenizer.from_files(source.tokenizer)
+
+    def make(**fields: Any) -> EngineCore:
+        digest, vocab_size = bytes.fromhex(source.digest), source.config.vocab_size
+        return EngineCore(device, tokenizer, digest, plan, vocab_size=vocab_size, **fields)
+
+    run_all(build_core(device, source, plan), requests("plain", 2, 4, "warm"))
+    bad = 0
+    for kind in KINDS:
+        bad += check_answers(make, kind, min(options.batch, 16), min(options.tokens, 48))
+        batch = options.batch if kind == "plain" else min(options.batch, 32)
+        bad += check_overlap(make, options.out, kind, batch, options.tokens, options.host_limit)
+    device.close()
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
