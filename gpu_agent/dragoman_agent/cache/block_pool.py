@@ -169,6 +169,23 @@ class BlockPool:
                 self._num_idle -= 1
             self._num_references[block] += 1
 
+    def pin(self, blocks: Sequence[int]) -> None:
+        """Keep cached blocks as they are until `unpin`, without their counting as used."""
+        self.acquire(blocks)
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """Let go of pinned blocks: those that nobody else references are idle since when they were before."""
+        for block in blocks:
+            self._num_references[block] -= 1
+            if self._num_references[block]:
+                continue
+            if self._page_of[block] is None:
+                self._free.append(block)
+                continue
+            self._num_idle += 1
+            if self._is_leaf(block):
+                heapq.heappush(self._idle_leaves, (self._last_used[block], block))
+
     def num_idle_of(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` no sequence references: acquiring them uses up that many of `num_free`."""
         return sum(1 for block in blocks if self._num_references[block] == 0)

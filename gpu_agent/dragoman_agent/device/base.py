@@ -227,7 +227,7 @@ class BlockDevice(Protocol):
         """
 
     def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> BlockCopy:
-        """Copy blocks, as the steps submitted so far leave them, to rows of `new_rows`; later steps may overwrite them.
+        """Copy blocks, as the steps submitted so far leave them, to rows of `new_rows`; nothing may write to them until it is done.
 
         One at a time: the one before must be done. Raises DeviceError.
         """

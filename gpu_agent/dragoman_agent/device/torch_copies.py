@@ -1,7 +1,7 @@
-"""KV blocks between a GPU and pinned host memory, beside the steps: on a stream of their own, through a buffer on the device.
+"""KV blocks between a GPU and pinned host memory, beside the steps: a stream for each direction, and a buffer on the device.
 
-A block leaves in the order of the steps: it is gathered into the buffer on their stream, which takes microseconds, and crosses
-the link from there while later steps may overwrite it. A block comes in behind the steps submitted so far.
+A block is spread over the cache, layer by layer: it is gathered into the buffer and crosses the link in one piece, or the other way
+round. Both begin behind the steps submitted so far, and no later step waits for them: who asks keeps the blocks as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 
 from dragoman_agent.device import torch_blocks
 from dragoman_agent.device.base import DeviceError, Int32Array, UInt8Array
@@ -17,6 +18,7 @@ from dragoman_agent.device.torch_runtime import Event, Runtime, Stream
 from dragoman_agent.model.layers import PagedCache
 
 BUFFER_BYTES = 32 << 20  # each way: a millisecond or less of the link
+MAX_COPY_BYTES = 512 << 20  # at once, through the buffer part by part
 _RING = 16  # lists of block ids that copies under way may still read
 
 
@@ -41,17 +43,18 @@ class EventCopy:
 
 
 class BlockCopier:
-    """Owns the copy stream and the buffers. One thread calls it; `new_rows` alone may be called from another."""
+    """Owns the copy streams and the buffers. One thread calls it; `new_rows` alone may be called from another."""
 
     def __init__(self, runtime: Runtime, cache: PagedCache, steps: Stream) -> None:
         """`steps`: the stream of the steps. Takes twice `BUFFER_BYTES` on the device, or two blocks where one is larger."""
         self._runtime, self._cache, self._steps = runtime, cache, steps
         self._block_bytes = torch_blocks.block_format(cache).block_bytes
-        self.max_num_blocks = max(BUFFER_BYTES // self._block_bytes, 1)
-        size = (self.max_num_blocks, self._block_bytes)
+        self.max_num_blocks = max(MAX_COPY_BYTES // self._block_bytes, 1)
+        self._num_rows = min(max(BUFFER_BYTES // self._block_bytes, 1), self.max_num_blocks)
+        size = (self._num_rows, self._block_bytes)
         self._out = torch.empty(size, dtype=torch.uint8, device=runtime.device)
         self._in = torch.empty(size, dtype=torch.uint8, device=runtime.device)
-        self._stream = runtime.new_stream()
+        self._out_stream, self._in_stream = runtime.new_stream(), runtime.new_stream()
         self._ids = runtime.pinned((_RING, self.max_num_blocks), torch.int64)
         self._device_ids = torch.zeros((_RING, self.max_num_blocks), dtype=torch.int64, device=runtime.device)
         self._users: list[Event | None] = [None] * _RING
@@ -64,42 +67,48 @@ class BlockCopier:
         return rows
 
     def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> EventCopy:
-        """See BlockDevice. The blocks may be overwritten by what is queued in the stream of the steps from now on."""
+        """See BlockDevice."""
         if self._leaving is not None and not self._leaving.is_done():
             raise DeviceError("blocks are still leaving the GPU; wait until that copy is done")
         copy = self._leaving = EventCopy(self._runtime)
-        buffer = self._pages(self._out[: len(blocks)])
-        with self._runtime.on(self._steps):
+        ready = self._steps_so_far()
+        with self._runtime.on(self._out_stream):
+            ready.wait(self._out_stream)
             ids = self._take_ids(blocks, copy.end)
-            buffer[:, :, 0].copy_(self._cache.keys.index_select(1, ids).transpose(0, 1))
-            buffer[:, :, 1].copy_(self._cache.values.index_select(1, ids).transpose(0, 1))
-            gathered = self._runtime.new_event()
-            gathered.record()
-        with self._runtime.on(self._stream):
-            gathered.wait(self._stream)
             copy.begin.record()
-            for index, row in enumerate(rows):
-                torch.from_numpy(row).copy_(self._out[index], non_blocking=True)
+            for start in range(0, len(blocks), self._num_rows):
+                part = ids[start : start + self._num_rows]
+                buffer = self._pages(self._out[: len(part)])
+                buffer[:, :, 0].copy_(self._cache.keys.index_select(1, part).transpose(0, 1))
+                buffer[:, :, 1].copy_(self._cache.values.index_select(1, part).transpose(0, 1))
+                for first, host in _joined(rows[start : start + self._num_rows]):
+                    host.copy_(self._out[first : first + len(host)], non_blocking=True)
             copy.end.record()
         return copy
 
     def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> EventCopy:
         """See BlockDevice. A step under way may still write to the blocks, so it is waited for on the device."""
         copy = EventCopy(self._runtime)
-        pages = self._pages(self._in[: len(blocks)])
-        with self._runtime.on(self._steps):
-            ready = self._runtime.new_event()
-            ready.record()
-        with self._runtime.on(self._stream):
-            ready.wait(self._stream)
+        ready = self._steps_so_far()
+        with self._runtime.on(self._in_stream):
+            ready.wait(self._in_stream)
             ids = self._take_ids(blocks, copy.end)
             copy.begin.record()
-            for index, row in enumerate(rows):
-                self._in[index].copy_(torch.from_numpy(row), non_blocking=True)
-            self._cache.keys.index_copy_(1, ids, pages[:, :, 0].transpose(0, 1))
-            self._cache.values.index_copy_(1, ids, pages[:, :, 1].transpose(0, 1))
+            for start in range(0, len(blocks), self._num_rows):
+                part = ids[start : start + self._num_rows]
+                for first, host in _joined(rows[start : start + self._num_rows]):
+                    self._in[first : first + len(host)].copy_(host, non_blocking=True)
+                pages = self._pages(self._in[: len(part)])
+                self._cache.keys.index_copy_(1, part, pages[:, :, 0].transpose(0, 1))
+                self._cache.values.index_copy_(1, part, pages[:, :, 1].transpose(0, 1))
             copy.end.record()
         return copy
+
+    def _steps_so_far(self) -> Event:
+        with self._runtime.on(self._steps):
+            event = self._runtime.new_event()
+            event.record()
+        return event
 
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
         """[num_blocks, num_layers, 2, heads, tokens, dim] of a buffer's rows."""
@@ -118,3 +127,21 @@ class BlockCopier:
         ids = self._device_ids[slot, : len(blocks)]
         ids.copy_(self._ids[slot, : len(blocks)], non_blocking=True)
         return ids
+
+
+def _joined(rows: Sequence[UInt8Array]) -> list[tuple[int, torch.Tensor]]:
+    """Rows that follow each other in memory as one, [count, block_bytes] with the index of the first: fewer, larger copies."""
+    found: list[tuple[int, torch.Tensor]] = []
+    first = 0
+    for index in range(1, len(rows) + 1):
+        if index < len(rows) and _follows(rows[index], rows[index - 1]):
+            continue
+        shape, strides = (index - first, rows[first].nbytes), (rows[first].nbytes, 1)
+        found.append((first, torch.from_numpy(as_strided(rows[first], shape, strides))))
+        first = index
+    return found
+
+
+def _follows(row: UInt8Array, before: UInt8Array) -> bool:
+    """In the same allocation: two that happen to be neighbours are pinned each by itself."""
+    return row.base is not None and row.base is before.base and row.ctypes.data == before.ctypes.data + before.nbytes

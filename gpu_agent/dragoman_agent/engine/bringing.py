@@ -16,7 +16,7 @@ from dragoman_agent.cache.hashing import PageHash
 from dragoman_agent.cache.lower_tiers import Found, LowerTiers
 from dragoman_agent.cache.tier_choice import TierName, num_worth_bringing
 from dragoman_agent.device.base import BlockCopy, BlockDevice, DeviceError, UInt8Array
-from dragoman_agent.engine.demotion import Moved
+from dragoman_agent.engine.demotion import MAX_NUM_BLOCKS, Moved
 
 MAX_NUM_RUNS = 16  # under way; beyond it a prefix is computed
 _MAX_NUM_COPIES = 3  # under way on the device
@@ -77,7 +77,7 @@ class Bringer:
         self._prefill_seconds = prefill_seconds
         self._clock = clock
         self._block_bytes = device.block_format.block_bytes
-        self._max_num_copied = device.max_num_copied_blocks
+        self._max_num_copied = min(device.max_num_copied_blocks, MAX_NUM_BLOCKS)
         self._runs: list[Run] = []
         self._coming: dict[bytes, Run] = {}
         self._num_copies = 0

@@ -22,7 +22,8 @@ from dragoman_agent.cache.tier_choice import TierName
 from dragoman_agent.cache.tier_index import TierEntry, TierIndex
 from dragoman_agent.device.base import BlockCopy, BlockDevice, DeviceError, UInt8Array
 
-MAX_NUM_BLOCKS = 4  # that leave the device in a turn: what the steps wait for on their stream stays well under 100 us
+# Blocks that leave the device in a turn: some a second, so that the host's work for them stays near a hundredth of its time.
+MIN_NUM_BLOCKS, BLOCKS_A_SECOND, MAX_NUM_BLOCKS = 4, 2000, 64
 _MAX_NUM_LOOKS = 32  # at idle blocks in a turn
 
 
@@ -46,6 +47,7 @@ class _Leaving:
     copy: BlockCopy
     tier: TierName
     blocks: list[tuple[TierEntry, UInt8Array]] = field(default_factory=list)
+    pinned: list[int] = field(default_factory=list)
 
 
 class Demoter:
@@ -57,6 +59,7 @@ class Demoter:
         self._tiers = tiers
         self._block_bytes = device.block_format.block_bytes
         self._max_num_blocks = min(device.max_num_copied_blocks, MAX_NUM_BLOCKS)
+        self._begun = 0.0  # when the last copy was
         self._leaving: _Leaving | None = None
         self._chain: deque[tuple[PageHash, bytes]] = deque()  # next to leave the device
         self._unsaved: deque[bytes] = deque()  # came to the host, the oldest first, and may not be on disk
@@ -64,7 +67,12 @@ class Demoter:
         self.to_host = Moved()
         pool.follow()
 
-    def turn(self, *, is_idle: bool) -> bool:
+    @property
+    def held_blocks(self) -> list[int]:
+        """Blocks of the pool that are being copied."""
+        return [] if self._leaving is None else self._leaving.pinned
+
+    def turn(self, now: float, *, is_idle: bool) -> bool:
         """Take in what was copied, and begin the next copies; whether there was anything to do. Beside the device's work."""
         self._finish()
         pool = self._pool
@@ -74,13 +82,13 @@ class Demoter:
             return self._leaving is not None
         worked = self._leaving is not None
         if not worked and (is_idle or 4 * pool.num_unused < pool.num_blocks):
-            worked = self._begin()
+            worked = self._begin(now)
         return self._save(is_idle=is_idle) or worked
 
     # Device to host, or to disk where there is no host tier.
 
-    def _begin(self) -> bool:
-        target = self._target()
+    def _begin(self, now: float) -> bool:
+        target = self._target(now)
         if target is None:
             return False
         tier, index, limit = target
@@ -91,23 +99,30 @@ class Demoter:
                 break
         if not chosen:
             return False
+        self._begun = now
         rows = [self._row(tier, entry) for entry, _ in chosen]
+        self._pool.pin([block for _, block in chosen])
         try:
             copy = self._device.copy_out(np.array([block for _, block in chosen], dtype=np.int32), rows)
         except DeviceError as error:
+            self._pool.unpin([block for _, block in chosen])
             self._give_up(tier, [(entry, row) for (entry, _), row in zip(chosen, rows, strict=True)], str(error))
             return True
-        self._leaving = _Leaving(copy, tier, [(entry, row) for (entry, _), row in zip(chosen, rows, strict=True)])
+        moving = [(entry, row) for (entry, _), row in zip(chosen, rows, strict=True)]
+        self._leaving = _Leaving(copy, tier, moving, [block for _, block in chosen])
         self._finish()
         return True
 
-    def _target(self) -> tuple[TierName, TierIndex, int] | None:
+    def _target(self, now: float) -> tuple[TierName, TierIndex, int] | None:
         """Where blocks go from the device, and how many may now."""
         host, disk = self._tiers.host, self._tiers.disk
         if host is not None:
-            return "host", host.index, self._max_num_blocks
+            allowed = max(MIN_NUM_BLOCKS, int(BLOCKS_A_SECOND * (now - self._begun)))
+            # What leaves cannot be had meanwhile.
+            most = min(self._max_num_blocks, max(self._pool.num_free // 8, 1))
+            return "host", host.index, min(allowed, most)
         # Half of the staging rows are left to what comes back.
-        limit = min(len(self._tiers.staging) - self._tiers.num_staging // 2, self._max_num_blocks, 1)
+        limit = min(len(self._tiers.staging) - self._tiers.num_staging // 2, 1)
         if disk is None or not disk.can_write or limit < 1:
             return None
         return "disk", disk.index, limit
@@ -150,9 +165,11 @@ class Demoter:
                 return
         except DeviceError as error:
             self._leaving = None
+            self._pool.unpin(leaving.pinned)
             self._give_up(leaving.tier, leaving.blocks, str(error))
             return
         self._leaving = None
+        self._pool.unpin(leaving.pinned)
         host, disk = self._tiers.host, self._tiers.disk
         if leaving.tier == "host":
             assert host is not None

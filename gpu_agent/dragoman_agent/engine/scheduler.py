@@ -70,7 +70,7 @@ class LowerTiers(Protocol):
 
     @property
     def held_blocks(self) -> set[int]:
-        """Blocks of the pool that are being filled, and those they continue."""
+        """Blocks of the pool that are being copied or filled, and those they continue."""
 
 
 class Scheduler:

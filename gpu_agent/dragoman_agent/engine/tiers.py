@@ -58,15 +58,15 @@ class KvTiers:
 
     @property
     def held_blocks(self) -> set[int]:
-        """Blocks of the pool that are being filled, and those they continue."""
-        return self.bringer.held_blocks
+        """Blocks of the pool that are being copied or filled, and those they continue."""
+        return self.bringer.held_blocks.union(self.demoter.held_blocks)
 
     def turn(self, now: float, *, is_idle: bool) -> None:
         """Move on what is under way. `is_idle`: the device has nothing to do, so that all that is idle may be copied."""
         self.lower.poll()
         if self.bringer.is_busy:
             self.bringer.turn(now)
-        self._worked = self.demoter.turn(is_idle=is_idle)
+        self._worked = self.demoter.turn(now, is_idle=is_idle)
 
     def bring(self, pages: Sequence[PageHash], cached: Sequence[int], num_tail_tokens: int, waiter: Waiter) -> bool:
         """See Bringer."""

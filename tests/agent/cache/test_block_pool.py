@@ -311,3 +311,37 @@ def test_the_list_of_idle_blocks_stays_short() -> None:
         pool.acquire([block])
         pool.free([block])
     assert len(pool._idle) <= 17 and pool.next_idle() == block
+
+
+def test_pinned_blocks_stay_and_do_not_count_as_used() -> None:
+    pool = BlockPool(6)
+    pool.follow()
+    blocks = []
+    for name in (b"a", b"b", b"c"):
+        table = pool.allocate(1)
+        assert table is not None
+        pool.cache_full_block(table[0], PageHash(name, ()), None)
+        blocks.append(table[0])
+        pool.free(table)
+    while pool.next_idle() is not None:
+        pass
+    pool.pin(blocks[:2])
+    assert pool.num_free == 3 and pool.allocate(4) is None
+    assert pool.evict(2) == 1 and pool.block_of(b"c") is None, "only what is not pinned goes"
+    pool.unpin(blocks[:2])
+    assert pool.next_idle() is None and pool.num_free == 5
+    assert pool.evict(1) == 1 and pool.block_of(b"a") is None, "the oldest, as before"
+
+
+def test_a_block_that_is_forgotten_while_pinned_is_free_afterwards() -> None:
+    pool = BlockPool(3)
+    table = pool.allocate(1)
+    assert table is not None
+    block = table[0]
+    pool.cache_full_block(block, PageHash(b"a", ()), None)
+    pool.free(table)
+    pool.pin([block])
+    pool.uncache([block])
+    assert pool.num_free == 1
+    pool.unpin([block])
+    assert pool.num_free == pool.num_unused == 2
