@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from dragoman_agent.engine.messages import Failed, Finished
+from dragoman_agent.engine.messages import Failed, Finished, GrammarSpec, Opened
 
 PROMPT = [i % 250 for i in range(70)]
+
+
+def without_opened(events: list[Any]) -> list[Any]:
+    """All but the word that a request with a grammar was taken."""
+    return [event for event in events if not isinstance(event, Opened)]
 
 
 @pytest.mark.parametrize(
@@ -19,14 +24,23 @@ PROMPT = [i % 250 for i in range(70)]
         {"temperature": 1.0, "seed": 7, "strings": ["e ", "aa", "ths", "o"]},
         {"temperature": 1.0, "seed": 8, "min_output_tokens": 6, "strings": ["a", "e", "t"]},
         {"temperature": 0.0, "num_logprobs": 2},
+        {"temperature": 0.0, "repetition_penalty": 1.6, "frequency_penalty": 0.7, "presence_penalty": 0.4},
+        {"temperature": 0.9, "seed": 3, "top_p": 0.8, "top_k": 40, "repetition_penalty": 1.3, "strings": ["th", "a"]},
+        {"temperature": 1.0, "seed": 4, "logit_bias": {101: 8.0, 32: 6.0}, "bad_word_ids": [[101, 32], [120]]},
+        {
+            "temperature": 1.0,
+            "seed": 5,
+            "grammar": GrammarSpec("regex", "[a-f]{3}(-[0-9]{2})+ ok"),
+            "eos_token_ids": [258],
+        },
     ],
 )
 def test_cut_after_every_token(lab: Any, start: Any, answers: Any, overrides: Any) -> None:
-    whole_events = lab().run(start("r", PROMPT, 24, **overrides))
+    whole_events = without_opened(lab().run(start("r", PROMPT, 24, **overrides)))
     whole = answers(whole_events)["r", 0]
     for cut in range(len(whole.token_ids)):
         engine = lab(page_size=64 if cut % 2 else 16)
-        events = engine.run(start("r", PROMPT, 24, delivered=[whole.token_ids[:cut]], **overrides))
+        events = without_opened(engine.run(start("r", PROMPT, 24, delivered=[whole.token_ids[:cut]], **overrides)))
         rest = answers(events)["r", 0]
         assert rest.token_ids == whole.token_ids[cut:]
         assert rest.pieces == whole.pieces[cut:], "text goes on where it was, held-back text included"
