@@ -108,7 +108,7 @@ def engine_command(settings: AgentSettings, plan: Plan, capability: str = "") ->
         plan=plan,
         cache_dir=str(settings.cache_dir or ""),
         null_oracle=settings.null_oracle,
-        null_speed=settings.null_speed,
+        null_speed=1.0 if settings.null_speed > 0 else 0.0,  # the plan's step model has it already
         log_level=settings.log_level,
         kv_disk_dir=str(settings.kv_disk_dir.absolute()) if settings.kv_disk_dir else "",
         trace_dir=str(settings.trace_dir.absolute()) if settings.trace_dir else "",
@@ -130,6 +130,9 @@ def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         max_num_waiting=settings.max_num_waiting,
     )
     plan = replace(plan, kv_host_bytes=settings.kv_host_bytes or 0, kv_disk_bytes=settings.kv_disk_bytes)
+    if settings.null_speed > 0:
+        # What the controller is told must be how long steps take, else every quote of a cell of tests is wrong.
+        plan = replace(plan, step_model=plan.step_model.slower(settings.null_speed))
     return source, start_on_null(replace(plan, deterministic=settings.deterministic))
 
 

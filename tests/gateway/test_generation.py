@@ -235,3 +235,10 @@ async def test_refusals_name_the_fields_of_the_http_request(theirs: str, ours: s
     assert isinstance(generation.failure, DragomanError)
     assert generation.failure.message == f"{ours}: is wrong"
     assert generation.failure.metadata["param"] == ours
+
+
+def test_a_quote_is_of_the_speed_that_the_agent_runs_at(slow: Any) -> None:
+    """A null device that is told to take ten times as long says so when it registers."""
+    reply = slow.post("/v1/completions", prompt="a", max_tokens=10)
+    assert reply.status_code == 200
+    assert 4.0 < float(reply.headers["x-dragoman-quote-tpot-ms"]) < 16.0  # ten times 0.8

@@ -61,6 +61,16 @@ class StepModel:
             return 0.0
         return max(self.prefill_base_seconds, num_tokens / self.prefill_tokens_per_second)
 
+    def slower(self, factor: float) -> StepModel:
+        """The model of a device on which everything takes `factor` times as long."""
+        return StepModel(
+            self.batch_sizes,
+            self.context_tokens,
+            tuple(seconds * factor for seconds in self.decode_seconds_grid),
+            self.prefill_tokens_per_second / factor,
+            self.prefill_base_seconds * factor,
+        )
+
     def to_proto(self) -> hardware_pb2.StepModel:
         """The message sent at registration."""
         return hardware_pb2.StepModel(
