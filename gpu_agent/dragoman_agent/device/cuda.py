@@ -279,10 +279,11 @@ class CudaDevice:
 
     def new_rows(self, num_blocks: int) -> UInt8Array:
         """See BlockDevice: pinned."""
+        wrong: tuple[type[Exception], ...] = (RuntimeError, *self._wrong)
         try:
             self._runtime.activate()  # in a thread of its own another device is current
             return self._block_copier.new_rows(num_blocks)
-        except (RuntimeError, *self._wrong) as error:
+        except wrong as error:
             raise DeviceError(f"host memory for {num_blocks} KV blocks could not be pinned: {error}") from error
 
     def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> EventCopy:
