@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -96,12 +98,18 @@ class MetricsServer:
         from prometheus_client import start_http_server
 
         count_lost_records(registry)
+        self._host = host
         self._server, thread = start_http_server(port, host, registry)
         self._thread: threading.Thread = thread
         self.port: int = self._server.server_port
 
     def close(self) -> None:
         """Stop serving and free the port."""
-        self._server.shutdown()
+        stopping = threading.Thread(target=self._server.shutdown, daemon=True)
+        stopping.start()
+        # The server looks twice a second whether it is to stop, or when somebody comes.
+        with contextlib.suppress(OSError):
+            socket.create_connection((self._host, self.port), timeout=1).close()
+        stopping.join()
         self._server.server_close()
         self._thread.join(timeout=2)
