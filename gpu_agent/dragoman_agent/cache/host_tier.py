@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -16,18 +17,28 @@ logger = logging.getLogger(__name__)
 
 UInt8Array = npt.NDArray[np.uint8]
 
-PIECE_BYTES = 256 << 20  # a power of two: memory is pinned in such sizes
+PIECE_BYTES = 128 << 20  # a power of two: memory is pinned in such sizes
 
 
 class HostTier:
     """Owns the arena and its index; `poll` lets in the pieces that have been taken since."""
 
-    def __init__(self, num_blocks: int, block_bytes: int, new_rows: Callable[[int], UInt8Array]) -> None:
-        """`new_rows(n)` gives [n, block_bytes] or raises RuntimeError; pinning takes a second for a few GiB."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_bytes: int,
+        new_rows: Callable[[int], UInt8Array],
+        shortage: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`new_rows(n)` gives [n, block_bytes] or raises RuntimeError; pinning takes a second for a few GiB.
+
+        `shortage` says before each further piece why no more should be taken, such as other processes' need; empty for none.
+        """
         self.index = TierIndex()
         self.num_planned = num_blocks
         self.problem = ""
         self._new_rows = new_rows
+        self._shortage = shortage
         self._rows_a_piece = max(PIECE_BYTES // block_bytes, 1)
         self._pieces: list[UInt8Array] = []
         self._taken: deque[UInt8Array | str] = deque()
@@ -59,9 +70,16 @@ class HostTier:
     def _take(self, num_blocks: int) -> None:
         while num_blocks:
             count = min(num_blocks, self._rows_a_piece)
+            begun = time.monotonic()
             try:
                 self._taken.append(self._new_rows(count))
             except (RuntimeError, MemoryError) as error:
                 self._taken.append(str(error))
                 return
             num_blocks -= count
+            if num_blocks:
+                # While memory is pinned a driver launches nothing: the steps get their turn in between.
+                time.sleep(time.monotonic() - begun)
+                if why := self._shortage():
+                    self._taken.append(why)
+                    return

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from dragoman_agent.cache.block_pool import BlockPool
 from dragoman_agent.cache.disk_store import DiskStore, format_key
@@ -23,6 +24,7 @@ from dragoman_agent.pal.plan import Plan
 
 REPORT_SECONDS = 0.25
 NUM_STAGING_ROWS = 8  # for blocks that pass between device and disk
+MIN_HOST_SHARE = 0.1  # of the host's memory that the tier leaves, whatever was planned
 _UNIT_TOKENS = 64
 
 
@@ -163,6 +165,14 @@ class KvTiers:
         self.lower.close()
 
 
+def host_shortage() -> str:
+    """Why no more host memory should be pinned: other agents that started at the same time may have planned for the same."""
+    memory = psutil.virtual_memory()
+    if memory.available >= MIN_HOST_SHARE * memory.total:
+        return ""
+    return f"only {memory.available / memory.total:.0%} of the host's memory is left"
+
+
 def open_tiers(
     device: BlockDevice,
     pool: BlockPool,
@@ -184,7 +194,7 @@ def open_tiers(
         store = DiskStore(Path(sizes.disk_dir), key, kept.block_bytes, max(plan.page_size // _UNIT_TOKENS, 1))
         disk = DiskTier(store, sizes.disk_bytes)
         staging = device.new_rows(NUM_STAGING_ROWS)
-    host = HostTier(num_host, kept.block_bytes, device.new_rows) if num_host else None
+    host = HostTier(num_host, kept.block_bytes, device.new_rows, host_shortage) if num_host else None
     return KvTiers(device, pool, LowerTiers(host, disk, staging, sizes.link_rate), plan, clock)
 
 

@@ -42,6 +42,17 @@ def test_a_large_one_comes_in_pieces_and_each_slot_has_its_own_row(monkeypatch: 
     assert [int(tier.row(slot)[3]) for slot in range(10)] == list(range(10))
 
 
+def test_a_shortage_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_tier, "PIECE_BYTES", 32)
+    said = iter(["", "", "only 3% of the host's memory is left"])
+    tier = HostTier(100, 16, lambda count: np.zeros((count, 16), np.uint8), lambda: next(said))
+    deadline = time.monotonic() + 5
+    while not tier.problem:
+        assert time.monotonic() < deadline
+        tier.poll()
+    assert tier.index.capacity == 6 and "only 3%" in tier.problem
+
+
 def test_memory_that_cannot_be_had_leaves_a_smaller_tier(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
