@@ -155,13 +155,15 @@ class CudaDevice:
         config, plan, device = self._config, self._plan, self._device
         size = (config.num_layers, plan.num_blocks, config.num_kv_heads, plan.page_size, config.head_dim)
         if plan.kv_dtype != KV_FLOAT8:
-            return PagedCache(*(torch.zeros(size, dtype=self.dtype, device=device) for _ in "kv"))
+            return PagedCache(
+                torch.zeros(size, dtype=self.dtype, device=device), torch.zeros(size, dtype=self.dtype, device=device)
+            )
         scales = find_scales(
             config, self._weights, self._ops, plan.page_size,
             min(plan.max_batch_tokens, plan.max_context_tokens), self.dtype,
         )  # fmt: skip
-        dtype = torch.float8_e4m3fn
-        return PagedCache(*(torch.zeros(size, dtype=torch.uint8, device=device).view(dtype) for _ in "kv"), scales)
+        keys, values = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in "kv")
+        return PagedCache(keys.view(torch.float8_e4m3fn), values.view(torch.float8_e4m3fn), scales)
 
     def _make_ops(self, cos: torch.Tensor, sin: torch.Tensor, num_rows: int) -> CudaOps:
         config, plan = self._config, self._plan

@@ -31,6 +31,7 @@ from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
 from dragoman_kernels.triton.gemm_decode import gemm_decode
+from dragoman_kernels.triton.gemm_fixed import gemm_fixed
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -108,6 +109,8 @@ def _gemm(case: Case, device: torch.device, cold: int) -> list[Call]:
     launch = case.get("config")
     if launch is None:
         return [lambda w=w: functional.linear(x, w) for w in weights]  # type: ignore[misc]
+    if case["kind"] == "gemm-fixed":
+        return [lambda w=w: gemm_fixed(x, w, **launch) for w in weights]  # type: ignore[misc]
     return [lambda w=w: gemm_decode(x, w, **launch) for w in weights]  # type: ignore[misc]
 
 
@@ -255,6 +258,7 @@ def _zeros(device: torch.device, *size: int) -> torch.Tensor:
 
 _BUILDERS: dict[str, Callable[[Case, torch.device, int], list[Call]]] = {
     "gemm": _gemm,
+    "gemm-fixed": _gemm,
     "decode-attention": _decode,
     "prefill-attention": _prefill,
     "prefill-library": _prefill_library,

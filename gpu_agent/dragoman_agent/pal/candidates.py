@@ -14,7 +14,13 @@ from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.plan import DecodeAttention, Plan, PrefillAttention
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
-from dragoman_kernels.triton.launches import DECODE_SPLITS, GEMM_LAUNCHES, decode_launches, prefill_launches
+from dragoman_kernels.triton.launches import (
+    DECODE_SPLITS,
+    GEMM_LAUNCHES,
+    decode_launches,
+    fixed_gemm_launches,
+    prefill_launches,
+)
 
 PAGE_SIZES = (16, 64, 128)  # each divides a unit of prefix sharing or is a multiple of it
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # upper ends of the buckets of decode attention
@@ -22,6 +28,7 @@ CONTEXTS = (256, 1024, 4096)  # that a launch is judged by: a chat, a document, 
 PROMPT_TOKENS = 1024  # of a usual prompt
 GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short side of a tensor core product
 FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
+FIXED_GEMM_ROWS = (1, 32, 256, 2048)  # that tiles of a deterministic plan are judged by
 _MAX_SHORTLIST = 8
 _MAX_WAVES = 8  # programs a multiprocessor, in parts of a context
 _NUM_VARIED, _VARIED_BATCH = 2, 32  # launches that are tried with other numbers of parts, and up to which batch
@@ -29,7 +36,12 @@ _NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 32, 64, 96, 128, 192, 256)  # a library's time jumps where a tile is full
 _TIMED_CHUNKS = (1024, 4096)
 LIBRARY_CAPABILITY = (8, 0)  # from which on cuDNN has attention over pages
-LIBRARY_TOKENS = (1024, 2048, 4096, 8192)  # of a prompt in a step, at which a library's attention is compared with our own
+LIBRARY_TOKENS = (
+    1024,
+    2048,
+    4096,
+    8192,
+)  # of a prompt in a step, at which a library's attention is compared with our own
 LIBRARY_CONTEXT = 8192  # tokens with which they end: they alone, and behind others of a long prompt
 
 
@@ -114,7 +126,10 @@ def tuning_cases(profile: Profile, model: ModelConfig, plan: Plan) -> list[Tunin
     """Every call worth timing for `plan`, each key once: the shortlists of its choices, then the rest of a step."""
     times = KernelTimes(rates_of(profile))
     calls = itertools.chain(
-        _attention_calls(times, model, plan), _page_calls(times, model, plan), _other_calls(model, plan)
+        _attention_calls(times, model, plan),
+        _page_calls(times, model, plan),
+        _other_calls(model, plan),
+        _fixed_calls(times, model) if plan.deterministic else (),
     )
     unique = {call.key: call for call in calls}
     return [
@@ -184,9 +199,21 @@ def few_rows_calls(rows: int, n: int, k: int) -> list[KernelCall]:
     return [KernelCall("gemm", {"m": rows, "n": n, "k": k}, launch) for launch in GEMM_LAUNCHES]
 
 
+def fixed_gemm_calls(rows: int, n: int, k: int, shared_per_block: int) -> list[KernelCall]:
+    """Every tile of the product in one order that fits."""
+    return [step_cost.fixed_gemm_call(rows, n, k, tile) for tile in fixed_gemm_launches(shared_per_block)]
+
+
 def page_batches(max_num_seqs: int) -> tuple[int, ...]:
     """The batches at which pages are compared: alone, a few, full."""
     return tuple(dict.fromkeys(min(batch, max_num_seqs) for batch in (1, 16, max_num_seqs)))
+
+
+def _fixed_calls(times: KernelTimes, model: ModelConfig) -> Iterator[KernelCall]:
+    """Every tile of every matrix at the rows that a deterministic plan judges them by."""
+    sizes = dict.fromkeys((*step_cost.matrices(model), (model.vocab_size, model.hidden_size)))
+    for rows, (n, k) in itertools.product(FIXED_GEMM_ROWS, sizes):
+        yield from fixed_gemm_calls(rows, n, k, times.rates.shared_per_block)
 
 
 def _other_calls(model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:

@@ -8,28 +8,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dragoman_agent.pal.attention_cost import AttentionShape, decode_seconds, prefill_seconds
+from dragoman_agent.pal.gemm_cost import fixed_gemm_seconds, gemm_seconds
 from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention
 from dragoman_agent.pal.rates import Rates
 from dragoman_kernels.contract import KernelContract
 from dragoman_kernels.triton.contracts import TRITON_CONTRACTS
-from dragoman_kernels.triton.launches import DecodeLaunch, GemmLaunch, PrefillLaunch
+from dragoman_kernels.triton.launches import DecodeLaunch, FixedGemmLaunch, GemmLaunch, PrefillLaunch
 
 KernelKind = Literal[
     "decode-attention",
     "prefill-attention",
     "prefill-library",
     "gemm",
+    "gemm-fixed",
     "rms-norm",
     "add-rms-norm",
     "silu-mul",
     "rope-cache",
     "sample",
 ]
-Config = DecodeAttention | PrefillAttention | GemmLaunch | None
+Config = DecodeAttention | PrefillAttention | GemmLaunch | FixedGemmLaunch | None
 
-# Fitted to a library's products of 1 to 2,048 rows on an H200 (performance tables of 15 shapes, most within 20 %).
-_GEMM_TILE = 64  # rows and columns of an output tile
-_GEMM_PIECE = 512  # inputs under which a tile is not cut further
 _LIBRARY_ATTENTION_SHARE = 0.7  # of the matrix rate: cuDNN at 8,192 tokens on an H200; what is timed corrects it
 # What varies within a family of calls; the rest of a shape names the family.
 _VARYING = {
@@ -37,6 +36,7 @@ _VARYING = {
     "prefill-attention": ("tokens", "context"),
     "prefill-library": ("tokens", "context"),
     "gemm": ("m", ""),
+    "gemm-fixed": ("m", ""),
     "sample": ("rows", ""),
 }
 _ROWS_OF = ("tokens", "")
@@ -52,6 +52,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "prefill-attention": (_ATTENTION, ("tokens",), ("context",)),
     "prefill-library": (_ATTENTION, ("tokens",), ("context",)),
     "gemm": (("m",), ("n",), ("k",)),
+    "gemm-fixed": (("m",), ("n",), ("k",)),
     "rms-norm": (("tokens",), ("width",)),
     "add-rms-norm": (("tokens",), ("width",)),
     "silu-mul": (("tokens",), ("width",)),
@@ -62,6 +63,7 @@ _CONFIGS: dict[str, tuple[str, ...]] = {
     "decode-attention": ("num_splits", "block_n", "num_warps", "num_stages"),
     "prefill-attention": ("block_m", "block_n", "num_warps", "num_stages"),
     "gemm": ("block_n", "block_k", "num_stages", "num_warps"),
+    "gemm-fixed": ("block_m", "block_n", "block_k", "num_stages", "num_warps"),
 }
 
 
@@ -107,7 +109,7 @@ def parse_key(key: str) -> KernelCall | None:
     if not groups or shape is None:
         return None
     if len(parts) == len(groups):
-        return None if kind.endswith("attention") else KernelCall(kind, shape)  # type: ignore[arg-type]  # a key of _PARTS
+        return None if kind.endswith(("attention", "fixed")) else KernelCall(kind, shape)  # type: ignore[arg-type]  # a key of _PARTS
     launch = _read((_CONFIGS.get(kind, ()),), parts[len(groups) :])
     if not launch:
         return None
@@ -116,6 +118,8 @@ def parse_key(key: str) -> KernelCall | None:
         config = DecodeAttention(max_batch=shape["batch"], **launch)
     elif kind == "prefill-attention":
         config = PrefillAttention("paged", **launch)
+    elif kind == "gemm-fixed":
+        config = FixedGemmLaunch(**launch)
     else:
         config = GemmLaunch(**launch)
     return KernelCall(kind, shape, config)  # type: ignore[arg-type]  # a key of _PARTS
@@ -148,6 +152,8 @@ def predicted_seconds(rates: Rates, call: KernelCall) -> float:
         return prefill_seconds(rates, _attention_shape(shape), work, shape["tokens"], shape["context"])
     if call.kind == "prefill-library":
         return _library_prefill_seconds(rates, shape)
+    if isinstance(call.config, FixedGemmLaunch):
+        return fixed_gemm_seconds(rates, call.config, shape["m"], shape["n"], shape["k"])
     if call.kind == "gemm":
         return gemm_seconds(rates, shape["m"], shape["n"], shape["k"])
     if call.kind == "sample":
@@ -160,17 +166,6 @@ def predicted_seconds(rates: Rates, call: KernelCall) -> float:
     return _row_seconds(
         rates, name, {"num_tokens": shape["tokens"], "width": shape["width"], "has_residual": has_residual}
     )
-
-
-def gemm_seconds(rates: Rates, m: int, n: int, k: int) -> float:
-    """A product [m, k] x [k, n] in two bytes: phase + max(bytes / rate, operations / rate).
-
-    Output tiles, each cut along k as far as that pays, share the multiprocessors; too few leave some without work.
-    """
-    pieces = -(-m // _GEMM_TILE) * -(-n // _GEMM_TILE) * max(k // _GEMM_PIECE, 1)
-    rate = rates.matmul_rate * min(1.0, pieces / rates.num_multiprocessors)
-    moved = 2 * (n * k + m * k + m * n)
-    return rates.phase_seconds + max(moved / rates.phase_rate, 2 * m * n * k / rate)
 
 
 def _library_prefill_seconds(rates: Rates, shape: Mapping[str, int]) -> float:

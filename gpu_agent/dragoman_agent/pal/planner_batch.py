@@ -11,7 +11,7 @@ from dragoman_agent.pal.candidates import FEW_ROWS, GEMM_ROWS, PROMPT_TOKENS, co
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import Limits, profile_inputs
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, LibraryPrefill, PrefillAttention, decode_for
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, LibraryPrefill, PrefillAttention, decode_for
 from dragoman_agent.pal.planner_memory import sequence_bytes, spare_bytes, token_bytes
 from dragoman_agent.pal.profile import Profile
 from dragoman_kernels.triton.launches import GemmLaunch
@@ -38,10 +38,15 @@ class StepShape:
     page_size: int
     attention: tuple[DecodeAttention, ...]
     min_gemm_rows: int
-    gemm: tuple[GemmDecode, ...] = ()
+    gemm: tuple[GemmDecode, ...] | tuple[GemmFixed, ...] = ()
     dependent_gains: tuple[
         tuple[int, float], ...
     ] = ()  # (batch, seconds a step is shorter) by kernels that start early
+
+    @property
+    def fixed(self) -> tuple[GemmFixed, ...]:
+        """The products that are in one order for chunks too."""
+        return tuple(one for one in self.gemm if isinstance(one, GemmFixed))
 
     def seconds(self, batch: int, context: int, size: int | None = None) -> float:
         """A step of `batch` sequences run as one of `size`, as a graph of that size does."""
@@ -194,7 +199,9 @@ def choose_chunk(
         return chosen, Decision("step-tokens", f"{chosen}", off, unit="tokens")
     model, times = shape.model, shape.times
     seconds = {
-        tokens: step_cost.prefill_step_seconds(times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library)
+        tokens: step_cost.prefill_step_seconds(
+            times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
+        )
         for tokens in _CHUNKS
     }
     alone = shape.seconds(1, _SHORT_CONTEXT)
@@ -220,7 +227,9 @@ def choose_chunk(
         Candidate(f"{tokens}", step, "" if tokens == chosen else _chunk_reason(tokens, step, best_rate, target))
         for tokens, step in seconds.items()
     )
-    predicted = step_cost.prefill_step_seconds(times, model, shape.page_size, prefill, chosen, PROMPT_TOKENS, library)
+    predicted = seconds.get(chosen) or step_cost.prefill_step_seconds(
+        times, model, shape.page_size, prefill, chosen, PROMPT_TOKENS, library, shape.fixed
+    )
     inputs = profile_inputs(profile, "compute.matmul_bfloat16", "memory.read_bandwidth", "scheduling.phase")
     return chosen, Decision("step-tokens", f"{chosen}", reason, inputs, candidates, predicted, unit="s")
 

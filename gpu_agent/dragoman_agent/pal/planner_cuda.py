@@ -180,7 +180,7 @@ def predict_cuda(
 
     def prompts(tokens: int) -> float:
         on_device = step_cost.prefill_step_seconds(
-            times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library
+            times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
         )
         # Outside a graph the host launches kernel by kernel, and a small step waits for it.
         return max(on_device, step_cost.handover_seconds(times.rates, model))
@@ -225,11 +225,11 @@ def _choose(
     float8 = _FLOAT8 if model.kv_item_bytes == 1 else None
     if limits.deterministic:
         rows, rows_decision, gemm = 1, Decision("gemm-rows", "1", _FIXED, unit="rows"), ()
-        gemm_fixed, gemm_decision = choose_fixed_gemm(profile, model, tuning_off)
+        gemm_fixed, gemm_decision = choose_fixed_gemm(times, profile, model, tuning_off)
         buckets, prefill, prefill_decision = choose_fixed_attention(profile, model, page_size, num_seqs, context)
         decode = DecodeChoice(buckets, burst=False)
         decode_decisions = [Decision("decode-attention", "", prefill_decision.reason), Decision("burst", "no", _FIXED)]
-    shape = StepShape(model, times, page_size, decode.attention, rows, gemm)
+    shape = StepShape(model, times, page_size, decode.attention, rows, gemm_fixed or gemm)
     library, library_decision = choose_library_prefill(maker, page_size, prefill, tuning_off or fixed or float8)
     chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)

@@ -10,17 +10,18 @@ from dataclasses import asdict, replace
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
-from dragoman_agent.pal.candidates import DECODE_BATCHES
+from dragoman_agent.pal.candidates import DECODE_BATCHES, FIXED_GEMM_ROWS
 from dragoman_agent.pal.decisions import Candidate, Decision
+from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import PlanError, profile_inputs
 from dragoman_agent.pal.plan import DecodeAttention, GemmFixed, PrefillAttention
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import Rates, rates_of
+from dragoman_agent.pal.step_cost import fixed_gemm_call
 from dragoman_kernels.triton.launches import (
     DECODE_SPLITS,
     FIXED_PART_TOKENS,
     FIXED_ROWS,
-    FixedGemmLaunch,
     PrefillLaunch,
     fixed_attention_launches,
     fixed_gemm_launches,
@@ -29,23 +30,18 @@ from dragoman_kernels.triton.launches import (
 # (up to how many rows, judged at): streams and small batches, large batches, chunks.
 _ROWS = ((64, (1, 32)), (512, (256,)), (0, (2048,)))
 _PROGRAMS = 2  # of attention, a multiprocessor, that hide one another's waits
-# Fitted to 468 products of 13 tiles on an H200: within 10 % on average, what it chooses within 2 % of the best.
-_REGISTERS = {4: 168, 8: 128}  # a thread, by warps
-_STEP_LATENCIES = 1.4  # of a tile's loads, which each wait until the tile before has been used up
-_PROLOGUE_LATENCIES = 3.0  # before the first product and after the last
-_MATMUL_SHARE = 0.8  # of the rate of the library's products
 _MAX_SHARED_BYTES = 256 << 20  # of memory for parts that several programs have summed
 _REASON = "deterministic: a token's bits must not depend on the batch, the chunk or the graph"
 
 
 def choose_fixed_gemm(
-    profile: Profile, model: ModelConfig, off: str | None = None
+    times: KernelTimes, profile: Profile, model: ModelConfig, off: str | None = None
 ) -> tuple[tuple[GemmFixed, ...], Decision]:
     """Tiles for every matrix by number of rows; one for any number with `off`. Raises PlanError where none fits the device.
 
     Tiles may differ by rows because all of a matrix give equal bits, which the device checks when it loads.
     """
-    rates = rates_of(profile)
+    rates = times.rates
     launches = fixed_gemm_launches(rates.shared_per_block)
     if not launches:
         raise PlanError(
@@ -58,7 +54,7 @@ def choose_fixed_gemm(
     seconds: dict[int, float] = {}
     for n, k in matrices:
         for max_rows, judged in buckets:
-            costs = {tile: [fixed_gemm_seconds(rates, tile, rows, n, k) for rows in judged] for tile in launches}
+            costs = {tile: [times.seconds(fixed_gemm_call(rows, n, k, tile)) for rows in judged] for tile in launches}
             least = [min(column) for column in zip(*costs.values(), strict=True)]
             best = min(launches, key=lambda tile: sum(a / b for a, b in zip(costs[tile], least, strict=True)))
             made = GemmFixed(n, k, max_rows, **asdict(best))
@@ -71,37 +67,20 @@ def choose_fixed_gemm(
         f"{one.n}x{one.k}{f' to {one.max_rows} rows' if one.max_rows else ''}: m{one.block_m}-n{one.block_n}-k{one.block_k}"
         for one in chosen
     )
+    timed = all(
+        times.measured(fixed_gemm_call(rows, n, k, tile)) is not None
+        for rows in FIXED_GEMM_ROWS
+        for n, k in matrices
+        for tile in launches
+    )
+    how = "measured on the device" if timed else "predicted from bytes under way, tile and matrix rate"
     each = ", ".join(f"{1e6 * cost:.0f} us at {rows} rows" for rows, cost in seconds.items())
-    reason = f"{_REASON}, so the library is not asked; one of each matrix is predicted to take {each}"
+    reason = f"{_REASON}, so the library is not asked; one of each matrix takes {each}, {how}"
     reason += f"; one tile for any rows: {off}" if off else "; tiles of one matrix give equal bits, checked at load"
     inputs = profile_inputs(
         profile, "memory.read_bandwidth", "compute.matmul_bfloat16", "memory.shared_per_block", "memory.l2_bandwidth"
     )
     return tuple(chosen), Decision("gemm-decode", words, reason, inputs, (), seconds[1], unit="s")
-
-
-def fixed_gemm_seconds(rates: Rates, tile: FixedGemmLaunch, rows: int, n: int, k: int) -> float:
-    """The product of `rows` rows by tiles that each sum all of `k`: waves of programs, each a row of steps whose loads wait a
-    latency, pass a multiprocessor's port and feed its tensor cores (padding rows count); or memory or L2, where that is more.
-    """
-    programs = -(-rows // tile.block_m) * -(-n // tile.block_n)
-    threads = 32 * tile.num_warps
-    resident = max(rates.num_resident(tile.shared_bytes, threads, _REGISTERS[tile.num_warps]), 1)
-    at_once = min(programs, rates.num_multiprocessors * resident)
-    beside = -(-at_once // rates.num_multiprocessors)  # programs of the fullest multiprocessor
-    step_bytes = 2 * tile.block_k * (tile.block_n + min(rows, tile.block_m))
-    product = (
-        2 * tile.block_m * tile.block_n * tile.block_k * rates.num_multiprocessors / (_MATMUL_SHARE * rates.matmul_rate)
-    )
-    step = max(
-        _STEP_LATENCIES * rates.latency_seconds / (tile.num_stages - 1),
-        beside * step_bytes / rates.multiprocessor_bandwidth,
-        beside * product,
-    )
-    steps = -(-k // tile.block_k)
-    waves = -(-programs // at_once) * (steps * step + _PROLOGUE_LATENCIES * rates.latency_seconds)
-    from_l2 = programs * steps * step_bytes / rates.l2_bandwidth
-    return rates.phase_seconds + max(waves, 2 * n * k / rates.read_bandwidth, from_l2)
 
 
 def choose_fixed_attention(

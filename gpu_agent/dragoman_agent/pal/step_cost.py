@@ -7,14 +7,18 @@ from collections.abc import Iterator, Sequence
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.kernel_calls import KernelCall
 from dragoman_agent.pal.kernel_times import KernelTimes
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, LibraryPrefill, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, LibraryPrefill, PrefillAttention
 from dragoman_agent.pal.rates import Rates
-from dragoman_kernels.triton.launches import GemmLaunch
+from dragoman_kernels.triton.launches import FixedGemmLaunch, GemmLaunch
 
 # Around the model a step runs: metadata in, spread over the static arrays, embedding rows, results out.
 _AROUND = 4
 # Of the time of attention over sixteen bits: half the bytes and their conversion. Published kernels reach from 0.5 to 0.9.
 _FLOAT8_SHARE = 0.6
+# Attention in one order over the usual one on an H200: 1.1 to 1.5 for 256 sequences to one, 1.4 to 1.6 for a prompt.
+_FIXED_DECODE, _FIXED_PREFILL = 1.25, 1.45
+
+GemmChoice = GemmDecode | GemmFixed
 # Kernel by kernel, without a graph (H200, whole steps of 1,024 to 8,192 tokens of two models): what the device loses between
 # two kernels, in phases; what the host takes a kernel, torch's calls and ours together, and a call of the library, in launches.
 _STREAM_GAP = 0.75
@@ -33,22 +37,33 @@ def matrices(model: ModelConfig) -> tuple[tuple[int, int], ...]:
     )
 
 
-def gemm_call(rows: int, n: int, k: int, choices: Sequence[GemmDecode] = ()) -> KernelCall:
-    """A product of `rows` rows as the plan's `choices` run it: by the kernel of few rows, or by the library."""
+def gemm_call(rows: int, n: int, k: int, choices: Sequence[GemmChoice] = ()) -> KernelCall:
+    """A product of `rows` rows as the plan's `choices` run it: in fixed order, by the kernel of few rows, or by the library."""
     for one in choices:
-        if (one.n, one.k) == (n, k) and rows <= one.max_rows:
+        if (one.n, one.k) != (n, k):
+            continue
+        if isinstance(one, GemmFixed):
+            if rows <= one.max_rows or not one.max_rows:
+                tile = FixedGemmLaunch(one.block_m, one.block_n, one.block_k, one.num_stages, one.num_warps)
+                return fixed_gemm_call(rows, n, k, tile)
+        elif rows <= one.max_rows:
             launch = GemmLaunch(one.block_n, one.block_k, one.num_stages, one.num_warps)
             return KernelCall("gemm", {"m": rows, "n": n, "k": k}, launch)
     return KernelCall("gemm", {"m": rows, "n": n, "k": k})
 
 
-def gemm_calls(model: ModelConfig, rows: int, choices: Sequence[GemmDecode] = ()) -> Iterator[tuple[KernelCall, int]]:
+def fixed_gemm_call(rows: int, n: int, k: int, tile: FixedGemmLaunch) -> KernelCall:
+    """The product in one order by one tile."""
+    return KernelCall("gemm-fixed", {"m": rows, "n": n, "k": k}, tile)
+
+
+def gemm_calls(model: ModelConfig, rows: int, choices: Sequence[GemmChoice] = ()) -> Iterator[tuple[KernelCall, int]]:
     """The layers' products and how often a step runs each. The head's is apart: it has its own rows."""
     for n, k in matrices(model):
         yield gemm_call(rows, n, k, choices), model.num_layers
 
 
-def head_call(model: ModelConfig, rows: int, choices: Sequence[GemmDecode] = ()) -> KernelCall:
+def head_call(model: ModelConfig, rows: int, choices: Sequence[GemmChoice] = ()) -> KernelCall:
     """The product with the output matrix."""
     return gemm_call(rows, model.vocab_size, model.hidden_size, choices)
 
@@ -95,16 +110,18 @@ def decode_step_seconds(
     batch: int,
     context: int,
     rows: int,
-    choices: Sequence[GemmDecode] = (),
+    choices: Sequence[GemmChoice] = (),
 ) -> float:
     """A decode step on the device: `batch` sequences of `context` tokens, products and samples padded to `rows`."""
     each = times.seconds(decode_attention_call(model, page_size, config, batch, context))
+    if any(isinstance(one, GemmFixed) for one in choices):
+        each *= _FIXED_DECODE
     if model.kv_item_bytes == 1:
         each = times.rates.phase_seconds + _FLOAT8_SHARE * max(each - times.rates.phase_seconds, 0.0)
     return model.num_layers * each + padded_seconds(times, model, rows, choices)
 
 
-def padded_seconds(times: KernelTimes, model: ModelConfig, rows: int, choices: Sequence[GemmDecode] = ()) -> float:
+def padded_seconds(times: KernelTimes, model: ModelConfig, rows: int, choices: Sequence[GemmChoice] = ()) -> float:
     """What of a decode step depends on the padded rows alone: everything but attention."""
 
     def summed() -> float:
@@ -125,6 +142,7 @@ def prefill_step_seconds(
     tokens: int,
     prompt: int,
     library: LibraryPrefill | None = None,
+    choices: Sequence[GemmFixed] = (),
 ) -> float:
     """A step of `tokens` prompt tokens, whole prompts of `prompt` tokens; longer ones than the step count as one of it."""
     each = min(prompt, tokens)
@@ -135,9 +153,12 @@ def prefill_step_seconds(
     rates = times.rates
     # Sequences share one launch: its phase counts once.
     attention = rates.phase_seconds + sequences * max(times.seconds(call) - rates.phase_seconds, 0.0)
-    layers = sum(count * times.seconds(call) for call, count in (*gemm_calls(model, tokens), *row_calls(model, tokens)))
+    if config.variant == "fixed":
+        attention *= _FIXED_PREFILL
+    calls = (*gemm_calls(model, tokens, choices), *row_calls(model, tokens))
+    layers = sum(count * times.seconds(call) for call, count in calls)
     rows = max(int(sequences), 1)
-    last = times.seconds(head_call(model, rows)) + times.seconds(sample_call(model, rows))
+    last = times.seconds(head_call(model, rows, choices)) + times.seconds(sample_call(model, rows))
     gaps = _STREAM_GAP * num_kernels(model) * rates.phase_seconds
     return layers + model.num_layers * attention + last + _AROUND * rates.phase_seconds + gaps
 

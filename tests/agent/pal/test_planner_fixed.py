@@ -8,14 +8,19 @@ from dataclasses import replace
 import pytest
 
 from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.candidates import FIXED_GEMM_ROWS, tuning_cases
 from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.gemm_cost import fixed_gemm_seconds
+from dragoman_agent.pal.kernel_calls import parse_key
+from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.plan_fields import plan_fields
 from dragoman_agent.pal.planner import Limits, PlanError, Road, Switches, plan_for
-from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixed_gemm, fixed_gemm_seconds
+from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixed_gemm
 from dragoman_agent.pal.profile import DeviceFacts, Profile
 from dragoman_agent.pal.rates import rates_of
-from dragoman_agent.pal.step_cost import matrices
+from dragoman_agent.pal.step_cost import fixed_gemm_call, matrices
+from dragoman_agent.pal.timings import Timings
 from dragoman_kernels.triton.launches import FIXED_GEMM_LAUNCHES, FIXED_PART_TOKENS, FixedGemmLaunch
 
 Card = Callable[..., Profile]
@@ -81,15 +86,37 @@ def test_few_sequences_share_a_context_among_programs_and_their_parts_have_memor
 
 
 def test_tiles_follow_the_rows_and_say_what_makes_that_sound(card: Card, shapes: Shapes) -> None:
-    chosen, decision = choose_fixed_gemm(card(), shapes("qwen3-8b"))
+    chosen, decision = choose_fixed_gemm(KernelTimes(rates_of(card())), card(), shapes("qwen3-8b"))
     mine = [one for one in chosen if (one.n, one.k) == (4096, 12288)]
     assert [one.max_rows for one in mine] == sorted((one.max_rows for one in mine), key=lambda rows: rows or 1 << 30)
     few, many = mine[0], mine[-1]
     assert few.block_n < many.block_n and few.block_m <= many.block_m
     assert all(one != replace(other, max_rows=one.max_rows) for one, other in itertools.pairwise(mine))
     assert "equal bits, checked at load" in decision.reason
-    one_each, decision = choose_fixed_gemm(card(), shapes("qwen3-8b"), "switched off")
+    one_each, decision = choose_fixed_gemm(KernelTimes(rates_of(card())), card(), shapes("qwen3-8b"), "switched off")
     assert [one.max_rows for one in one_each] == [0] * len(one_each) and "one tile for any rows" in decision.reason
+
+
+def test_what_was_timed_decides_and_the_step_model_counts_it(card: Card, shapes: Shapes) -> None:
+    model, profile = shapes("qwen3-0.6b"), card()
+    plan, _ = planned(profile, model)
+    cases = [case for case in tuning_cases(profile, model, plan) if case.kind == "gemm-fixed"]
+    tiles = [tile for tile in FIXED_GEMM_LAUNCHES if tile.shared_bytes <= rates_of(profile).shared_per_block]
+    assert len(cases) == len(tiles) * len(FIXED_GEMM_ROWS) * 5
+    assert all(parse_key(case.key) is not None and parse_key(case.key).key == case.key for case in cases)  # type: ignore[union-attr]
+    usual, _ = plan_for(profile, model, Limits(), Switches())
+    assert not [case for case in tuning_cases(profile, model, usual) if case.kind == "gemm-fixed"]
+    # One tile is quick, all others are slow: it is chosen everywhere.
+    quick = tiles[2]
+    seconds = {case.key: 1e-6 if case.config == quick else 1e-3 for case in cases}
+    times = KernelTimes(rates_of(profile), Timings(profile.fingerprint, "").with_seconds(seconds))
+    chosen, decision = choose_fixed_gemm(times, profile, model)
+    assert {(one.block_n, one.block_k, one.max_rows) for one in chosen} == {(quick.block_n, quick.block_k, 0)}
+    assert "measured on the device" in decision.reason
+    assert times.seconds(fixed_gemm_call(1, 4096, 1024, quick)) == 1e-6
+    # The price of the mode shows in what is predicted.
+    assert plan.step_model.decode_step_seconds(1, 200) > usual.step_model.decode_step_seconds(1, 200)
+    assert plan.step_model.prefill_tokens_per_second < usual.step_model.prefill_tokens_per_second
 
 
 def test_a_tile_is_judged_by_memory_tensor_cores_and_what_programs_have_under_way(card: Card) -> None:
@@ -103,13 +130,14 @@ def test_a_tile_is_judged_by_memory_tensor_cores_and_what_programs_have_under_wa
 
 def test_a_card_with_little_shared_memory_gets_smaller_tiles_or_a_sentence(card: Card, shapes: Shapes) -> None:
     little = card({"memory.shared_per_block": 72 << 10})
-    chosen, _ = choose_fixed_gemm(little, shapes("qwen3-0.6b"))
+    chosen, _ = choose_fixed_gemm(KernelTimes(rates_of(little)), little, shapes("qwen3-0.6b"))
     fitting = [tile for tile in FIXED_GEMM_LAUNCHES if tile.shared_bytes <= 72 << 10]
     assert fitting and {(one.block_m, one.block_n, one.block_k) for one in chosen} <= {
         (tile.block_m, tile.block_n, tile.block_k) for tile in fitting
     }
     with pytest.raises(PlanError, match=r"memory.shared_per_block.*leave --deterministic out"):
-        choose_fixed_gemm(card({"memory.shared_per_block": 1 << 10}), shapes("qwen3-0.6b"))
+        tiny = card({"memory.shared_per_block": 1 << 10})
+        choose_fixed_gemm(KernelTimes(rates_of(tiny)), tiny, shapes("qwen3-0.6b"))
 
 
 def test_the_compiled_roads_of_a_cpu_keep_the_promise_and_torch_refuses() -> None:
