@@ -35,7 +35,7 @@ from dragoman.v1 import (  # noqa: F401 - their services are found by name
 PACKAGE = "dragoman.v1."
 # What has been added since the first version, by message. A new field belongs here.
 ADDED: dict[str, tuple[str, ...]] = {
-    "AgentLoad": ("kv_fetch_bytes_per_second", "kv_fetch_base_seconds"),
+    "AgentLoad": ("kv_fetch_bytes_per_second", "kv_fetch_base_seconds", "kv_tier_bytes_per_second"),
     "Command": ("undrain",),
     "DeregisterAgentRequest": ("outcomes",),
     "ExplainPlacementResponse": ("model", "prompt_tokens", "output_tokens"),
@@ -44,6 +44,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "HeartbeatResponse": ("controllers",),
     "PlacementCandidate": ("fetch_seconds",),
     "PrefetchPrefix": ("source_ticket", "source_agent_id", "time_limit"),
+    "PublishKvEventsRequest": ("lower_stored_block_hashes", "lower_removed_block_hashes"),
     "RegisterAgentResponse": ("controller_id",),
     "RequestOutcome": ("engine_lost",),
     "ServedModel": ("kv_type", "kv_layout", "kv_bytes_per_token"),

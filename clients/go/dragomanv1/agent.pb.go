@@ -378,8 +378,10 @@ type AgentLoad struct {
 	KvFetchBytesPerSecond float64 `protobuf:"fixed64,10,opt,name=kv_fetch_bytes_per_second,json=kvFetchBytesPerSecond,proto3" json:"kv_fetch_bytes_per_second,omitempty"`
 	// What a fetch of KV blocks takes however few they are, in seconds, measured.
 	KvFetchBaseSeconds float64 `protobuf:"fixed64,11,opt,name=kv_fetch_base_seconds,json=kvFetchBaseSeconds,proto3" json:"kv_fetch_base_seconds,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Rate at which KV comes up from the agent's own lower tiers, measured or planned; 0 is not known, or that there are none.
+	KvTierBytesPerSecond float64 `protobuf:"fixed64,12,opt,name=kv_tier_bytes_per_second,json=kvTierBytesPerSecond,proto3" json:"kv_tier_bytes_per_second,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *AgentLoad) Reset() {
@@ -489,6 +491,13 @@ func (x *AgentLoad) GetKvFetchBaseSeconds() float64 {
 	return 0
 }
 
+func (x *AgentLoad) GetKvTierBytesPerSecond() float64 {
+	if x != nil {
+		return x.KvTierBytesPerSecond
+	}
+	return 0
+}
+
 // One controller of the cell.
 type Controller struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -575,7 +584,7 @@ const file_dragoman_v1_agent_proto_rawDesc = "" +
 	"\x0fvocabulary_size\x18\v \x01(\rR\x0evocabularySize\x12\x17\n" +
 	"\akv_type\x18\f \x01(\tR\x06kvType\x12\x1b\n" +
 	"\tkv_layout\x18\r \x01(\tR\bkvLayout\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x0e \x01(\x04R\x0fkvBytesPerToken\"\x85\x04\n" +
+	"\x12kv_bytes_per_token\x18\x0e \x01(\x04R\x0fkvBytesPerToken\"\xbd\x04\n" +
 	"\tAgentLoad\x12)\n" +
 	"\x10waiting_requests\x18\x01 \x01(\rR\x0fwaitingRequests\x12)\n" +
 	"\x10running_requests\x18\x02 \x01(\rR\x0frunningRequests\x12$\n" +
@@ -589,7 +598,8 @@ const file_dragoman_v1_agent_proto_rawDesc = "" +
 	"\fstep_seconds\x18\t \x01(\x01R\vstepSeconds\x128\n" +
 	"\x19kv_fetch_bytes_per_second\x18\n" +
 	" \x01(\x01R\x15kvFetchBytesPerSecond\x121\n" +
-	"\x15kv_fetch_base_seconds\x18\v \x01(\x01R\x12kvFetchBaseSeconds\"K\n" +
+	"\x15kv_fetch_base_seconds\x18\v \x01(\x01R\x12kvFetchBaseSeconds\x126\n" +
+	"\x18kv_tier_bytes_per_second\x18\f \x01(\x01R\x14kvTierBytesPerSecond\"K\n" +
 	"\n" +
 	"Controller\x12#\n" +
 	"\rcontroller_id\x18\x01 \x01(\tR\fcontrollerId\x12\x18\n" +

@@ -78,7 +78,7 @@ class ServedModel(_message.Message):
     def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[bytes] = ..., max_context_tokens: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., step_model: _Optional[_Union[_hardware_pb2.StepModel, _Mapping]] = ..., plan_digest: _Optional[bytes] = ..., embeds: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., kv_type: _Optional[str] = ..., kv_layout: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class AgentLoad(_message.Message):
-    __slots__ = ("waiting_requests", "running_requests", "free_kv_blocks", "pending_prefill_tokens", "running_context_tokens", "age", "step_age", "step_count", "step_seconds", "kv_fetch_bytes_per_second", "kv_fetch_base_seconds")
+    __slots__ = ("waiting_requests", "running_requests", "free_kv_blocks", "pending_prefill_tokens", "running_context_tokens", "age", "step_age", "step_count", "step_seconds", "kv_fetch_bytes_per_second", "kv_fetch_base_seconds", "kv_tier_bytes_per_second")
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class AgentLoad(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KV_FETCH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     KV_FETCH_BASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_TIER_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     waiting_requests: int
     running_requests: int
     free_kv_blocks: int
@@ -101,7 +102,8 @@ class AgentLoad(_message.Message):
     step_seconds: float
     kv_fetch_bytes_per_second: float
     kv_fetch_base_seconds: float
-    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., running_context_tokens: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_count: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_fetch_bytes_per_second: _Optional[float] = ..., kv_fetch_base_seconds: _Optional[float] = ...) -> None: ...
+    kv_tier_bytes_per_second: float
+    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., running_context_tokens: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_count: _Optional[int] = ..., step_seconds: _Optional[float] = ..., kv_fetch_bytes_per_second: _Optional[float] = ..., kv_fetch_base_seconds: _Optional[float] = ..., kv_tier_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Controller(_message.Message):
     __slots__ = ("controller_id", "address")
