@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import statistics
 import time
@@ -128,7 +129,9 @@ def median_step(device: CudaDevice, plan: Plan, batch: int, context: int) -> flo
 def environment(index: int) -> dict[str, object]:
     """Driver, clocks under load and versions, for the record."""
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    physical = int(visible[index]) if len(visible) > index and visible[index].isdigit() else index
+    handle = pynvml.nvmlDeviceGetHandleByIndex(physical)
     clocks = [pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)]
     versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
     versions["python"] = platform.python_version()
