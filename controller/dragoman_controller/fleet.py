@@ -97,6 +97,7 @@ class Load(NamedTuple):
     step_seconds: float = 0.0
     kv_fetch_bytes_per_second: float = 0.0
     kv_fetch_base_seconds: float = 0.0
+    kv_tier_bytes_per_second: float = 0.0
 
     @property
     def num_requests(self) -> int:

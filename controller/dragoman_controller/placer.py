@@ -275,6 +275,8 @@ class Placer:
             return None
         held = self._index.lookup(request.block_hashes) if request.block_hashes else None
         cached = {agent_id: units * UNIT_TOKENS for agent_id, units in held.items()} if held else _NOTHING
+        if request.block_hashes and self._index.has_lower_tiers:
+            cached = self._with_lower_tiers(request, cached)
         shape = shape_of(request, self._prompt_sizes.tokens(request), candidates.largest_context)
         candidates.learn(shape)
         if request.resume is not None:
@@ -284,6 +286,27 @@ class Placer:
                 return candidates, shape, cached, other_plans, placement
         placement = self._choose(candidates, shape, cached, self._rng, ())
         return None if placement is None else (candidates, shape, cached, _NOBODY, placement)
+
+    def _with_lower_tiers(self, request: AdmissionRequest, cached: Mapping[str, int]) -> Mapping[str, int]:
+        """Tokens that an agent need not compute, with those below its device: they count less what bringing them up takes.
+
+        In tokens that it could compute in that time, at its measured or planned rate; where that is not known they do not count.
+        """
+        found = dict(cached)
+        for agent_id, units in self._index.lookup_all_tiers(request.block_hashes).items():
+            below = units * UNIT_TOKENS - cached.get(agent_id, 0)
+            member = self._fleet.get(agent_id)
+            rate = member.load.kv_tier_bytes_per_second if member is not None else 0.0
+            if below <= 0 or member is None or rate <= 0:
+                continue
+            spec = next((model for model in member.spec.models if model.name == request.model), None)
+            if spec is None or spec.kv is None:
+                continue
+            computing = spec.steps.prefill_seconds(below)
+            saved = 1.0 - below * spec.kv.bytes_per_token / rate / computing if computing > 0 else 0.0
+            if saved > 0:
+                found[agent_id] = cached.get(agent_id, 0) + int(below * saved)
+        return found
 
     def _other_plans(self, resume: Resume, candidates: Candidates) -> dict[str, str]:
         """A resumed stream prefers an agent with the plan it began with: equal plans give equal tokens."""

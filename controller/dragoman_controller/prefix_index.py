@@ -121,6 +121,11 @@ class PrefixIndex:
             self._note(found, alive, len(block_hashes))
         return found
 
+    @property
+    def has_lower_tiers(self) -> bool:
+        """Whether any agent holds anything below its device."""
+        return bool(self._masks_below)
+
     def lookup_all_tiers(self, block_hashes: Sequence[int]) -> dict[str, int]:
         """The same, where a unit may lie on the device or in any tier below it."""
         found: dict[str, int] = {}

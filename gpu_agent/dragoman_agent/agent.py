@@ -114,6 +114,7 @@ class Agent:
             lambda outcome: self._metrics.hints.labels(outcome).inc(),
             dial=lambda address, agent_id: open_channel(address, self._credentials, agent_id),
         )
+        self._tier_rate = 0.0  # bytes/s
         self._server: AgentServer | None = None
         self._metrics_server: MetricsServer | None = None
         self._membership: Membership | None = None
@@ -222,6 +223,7 @@ class Agent:
 
     def _take_tiers(self, report: TierReport) -> None:
         self._metrics.take_tiers(report)
+        self._tier_rate = report.bring_bytes_per_second
         self._observations.take_tiers(report.tiers)
 
     def _facts(self) -> dict[str, Any]:
@@ -276,7 +278,7 @@ class Agent:
 
     def _load(self) -> agent_pb2.AgentLoad:
         return load_of_agent(
-            self._engine, self._pal.plan.num_blocks - 1, self._step_clock.mean(), self._prefetcher.rate
+            self._engine, self._pal.plan.num_blocks - 1, self._step_clock.mean(), self._prefetcher.rate, self._tier_rate
         )
 
     def _load_sample(self) -> telemetry_service_pb2.AgentLoadSample:

@@ -55,15 +55,19 @@ def describe_agent(
 
 
 def load_of_agent(
-    engine: EngineClient, num_blocks: int, step_seconds: float, rate: TransferRate
+    engine: EngineClient, num_blocks: int, step_seconds: float, rate: TransferRate, tier_rate: float = 0.0
 ) -> agent_pb2.AgentLoad:
-    """The load now. `num_blocks`: usable ones; before the engine's first frame none is taken."""
+    """The load now. `num_blocks`: usable ones; before the engine's first frame none is taken.
+
+    `tier_rate`: bytes/s at which KV comes up from the lower tiers, 0 where that is not known.
+    """
     load = engine.load
     message = agent_pb2.AgentLoad(
         step_seconds=step_seconds,
         free_kv_blocks=num_blocks,
         kv_fetch_bytes_per_second=rate.bytes_per_second,
         kv_fetch_base_seconds=rate.base_seconds,
+        kv_tier_bytes_per_second=tier_rate,
     )
     message.age.CopyFrom(duration_of(engine.step_age))
     message.step_age.CopyFrom(duration_of(engine.step_age))

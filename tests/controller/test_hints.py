@@ -126,3 +126,22 @@ def test_the_end_of_a_hint_is_counted_once(two: Any) -> None:
     for _ in range(2):
         two.beat("b", results=[CommandResult(command_id, 0, "", "used")])
     assert two.hints == ["accepted", "used"] and not commands(two, "b")
+
+
+@pytest.mark.parametrize(
+    ("rate", "share"),
+    [(0.0, 0.0), (12 * 10_000.0, 0.0), (12 * 1_000_000.0, 0.98), (1e12, 1.0)],
+)
+def test_what_lies_below_counts_as_cached_less_what_bringing_it_up_takes(two: Any, rate: float, share: float) -> None:
+    two.cell.apply_kv_events(two.members["a"], 2, (), UNITS, False)
+    two.cell.apply_kv_events(two.members["b"], 1, UNITS[:2], (), True, stored_below=UNITS)
+    two.beat("b", Load(kv_tier_bytes_per_second=rate))
+    steps = two.members["b"].spec.models[0].steps
+    below = (len(UNITS) - 2) * 64
+    saved = max(1.0 - below * 12 / rate / steps.prefill_seconds(below), 0.0) if rate else 0.0
+    assert saved == pytest.approx(share, abs=0.05)
+    request = two.request(prompt_tokens=600, block_hashes=UNITS)
+    cached = two.cell.placer._with_lower_tiers(request, {"b": 128})
+    assert cached == {"b": 128 + int(below * saved)}
+    granted = two.ask("goes to b", prompt_tokens=600, block_hashes=UNITS)[-1]
+    assert granted.ticket.agent_id == "b"

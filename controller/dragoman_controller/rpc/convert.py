@@ -153,10 +153,14 @@ def load_of(message: agent_pb2.AgentLoad) -> Load:
     """The load of a message. Raises INVALID_REQUEST for numbers that are none."""
     step_seconds = message.step_seconds
     fetch_rate, fetch_base = message.kv_fetch_bytes_per_second, message.kv_fetch_base_seconds
+    tier_rate = message.kv_tier_bytes_per_second
     if not (
-        0.0 <= step_seconds <= _MAX_NUMBER and 0.0 <= fetch_rate <= _MAX_NUMBER and 0.0 <= fetch_base <= _MAX_NUMBER
+        0.0 <= step_seconds <= _MAX_NUMBER
+        and 0.0 <= fetch_rate <= _MAX_NUMBER
+        and 0.0 <= fetch_base <= _MAX_NUMBER
+        and 0.0 <= tier_rate <= _MAX_NUMBER
     ):
-        numbers = step_seconds, fetch_rate, fetch_base
+        numbers = step_seconds, fetch_rate, fetch_base, tier_rate
         raise invalid("load", f"the load has a number that is below 0 or not finite among {numbers}")
     # By position, which takes half as long: each agent sends five a second.
     return Load(
@@ -171,6 +175,7 @@ def load_of(message: agent_pb2.AgentLoad) -> Load:
         step_seconds,
         fetch_rate,
         fetch_base,
+        tier_rate,
     )
 
 

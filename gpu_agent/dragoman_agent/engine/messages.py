@@ -252,6 +252,7 @@ class TierReport:
     tiers: list[TierCounts]
     dropped_blocks: int  # that went without being kept further down
     declined: int  # prefixes found below and computed all the same, as that is quicker
+    bring_bytes_per_second: float = 0.0  # to the device, of the tier that holds most; measured or planned, 0 is not known
 
 
 @dataclass(slots=True)

@@ -46,6 +46,7 @@ class KvTiers:
         self.note_brought: Callable[[list[tuple[int, bytes]], str], None] = lambda blocks, exchange_id: None
         """Hears which blocks a hint brought."""
         self._pool = pool
+        self._clock = clock
         self._num_reserved = plan.max_num_seqs
         self._block_bytes = device.block_format.block_bytes
         self._worked = False
@@ -158,7 +159,11 @@ class KvTiers:
                     lower.problem or disk.problem,
                 )
             )  # fmt: skip
-        return TierReport(tiers, lower.num_dropped, self.bringer.num_declined)
+        rate = 0.0
+        if lower.indices and not lower.problem:
+            name, _ = max(lower.indices, key=lambda one: one[1].num_held)
+            rate = lower.rates[name].at(self._clock())
+        return TierReport(tiers, lower.num_dropped, self.bringer.num_declined, rate)
 
     def close(self) -> None:
         """Let go of the disk."""
