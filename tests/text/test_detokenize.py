@@ -19,9 +19,10 @@ def stream(tokenizer: TextTokenizer, ids: list[int], sizes: list[int], *, skip: 
     """Pieces of text for `ids` pushed in groups of the given sizes, then one at a time, the flush last."""
     detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=skip)
     pieces, start = [], 0
-    for size in [*sizes, *[1] * len(ids)]:
+    for size in sizes:
         pieces.append(detokenizer.push(ids[start : start + size]))
         start += size
+    pieces += [detokenizer.push_token(token_id) for token_id in ids[start:]]
     return [*pieces, detokenizer.flush()]
 
 

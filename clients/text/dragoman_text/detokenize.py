@@ -21,6 +21,7 @@ class StreamDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._has_pending_bytes = False
         self._strips_next_space = tokenizer.strips_leading_space
+        self._ascii_texts = tokenizer.ascii_texts
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that `ids` complete; a character still missing bytes waits. Raises ValueError for an unknown id."""
@@ -32,6 +33,18 @@ class StreamDetokenizer:
             text = self._decoder.decode(data)
             self._has_pending_bytes = bool(self._decoder.getstate()[0])
         return self._without_leading_space(text) if self._strips_next_space else text
+
+    def push_token(self, token_id: int) -> str:
+        """`push` of one token; quicker where its bytes are ASCII and nothing waits, as nearly always."""
+        if self._has_pending_bytes or self._strips_next_space or token_id in self._skipped:
+            return self.push((token_id,))
+        text = self._ascii_texts.get(token_id)
+        if text is None:
+            data = self._tokenizer.token_bytes(token_id)
+            if not data.isascii():
+                return self.push((token_id,))
+            text = self._ascii_texts[token_id] = data.decode("ascii")
+        return text
 
     def flush(self) -> str:
         """The end of the sequence: an incomplete character comes out as one U+FFFD. Call it once."""

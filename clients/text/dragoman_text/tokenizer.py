@@ -45,6 +45,7 @@ class TextTokenizer:
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self._num_ids = max(max(vocabulary.values(), default=-1) + 1, files.vocab_size or 0)
         self._bytes: list[bytes | None] = [None] * self._num_ids
+        self.ascii_texts: dict[int, str] = {}  # of the tokens streamed so far whose bytes are ASCII
         self._style, self.strips_leading_space = _decoder_style(tokenizer)
         self._special_ids = frozenset(token_id for token_id, token in self._added.items() if token.special)
         self._special_contents = {self._added[token_id].content: token_id for token_id in self._special_ids}

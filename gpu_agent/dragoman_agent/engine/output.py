@@ -58,7 +58,7 @@ class OutputStream:
         if token_id in self._stop_ids and cursor >= self._min_num_tokens:
             return Piece(self.flush(), "stop", None, token_id)
         # Logits may be wider than the vocabulary; such an id stands for no text.
-        text = self._detokenizer.push((token_id,)) if token_id < self._vocab_size else ""
+        text = self._detokenizer.push_token(token_id) if token_id < self._vocab_size else ""
         matched = None
         if self._matcher is not None:
             text, matched = self._matcher.push(text, counts=self._strings_count)

@@ -30,7 +30,7 @@ class TextStream:
         """The delta of the next token."""
         cursor = self._cursor
         self._cursor = cursor + 1
-        text = self._detokenizer.push((token_id,)) if token_id < self._vocab_size else ""
+        text = self._detokenizer.push_token(token_id) if token_id < self._vocab_size else ""
         return Delta(self.request_id, self._choice, cursor, [token_id], text)
 
     def finish(self, last: Delta) -> Delta:
