@@ -215,7 +215,8 @@ class Agent:
         self._observations.take_step(step.load, step.step_seconds)
         self._watch.take_step(step)
         if step.step_seconds:
-            self._step_clock.add(step.step_seconds + step.host_seconds)
+            # The host works on one step while the device runs another: the slower of the two sets the pace.
+            self._step_clock.add(max(step.step_seconds, step.host_seconds))
         if step.stored_hashes or step.removed_hashes:
             self._journal.take(step.stored_hashes, step.removed_hashes)
         if step.lower_stored_hashes or step.lower_removed_hashes:

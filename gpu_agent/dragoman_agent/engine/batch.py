@@ -91,11 +91,7 @@ class BatchBuilder:
         self._num_computed[rows] = context_lens
         tables = self._tables[:, : -(-int(context_lens.max()) // self._page_size)].take(rows, axis=0)
         positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts, num_decodes)
-        token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
-        token_ids[:num_decodes] = self._next_tokens(rows[:num_decodes])
-        for index, (sequence, count) in enumerate(plan.prefills, num_decodes):
-            start = sequence.num_computed
-            token_ids[query_starts[index] : query_starts[index + 1]] = sequence.token_ids[start : start + count]
+        token_ids = self._token_ids(plan, rows[:num_decodes], query_starts)
         sampled, pooled = self._outputs(plan, num_decodes)
         sampled_rows = rows[sampled] if plan.prefills else rows
         prompt_lens = self._prompt_lens[rows]
@@ -115,29 +111,29 @@ class BatchBuilder:
             pool_seqs=pooled,
             sampling=self._sampling(sampled_rows, cursors),
         )
-        # A row whose last token is under way cannot be told yet what it may sample next.
-        coming = self._future_steps[sampled_rows] > self._taken_step
-        batch.sampling_follows = bool((self._draws_by_text[sampled_rows] & coming).any())
-        if self._sparse and not batch.sampling_follows:
-            self._add_sparse(batch.sampling, sampled_rows)
-        is_serial = bool(self._is_serial[rows].any())
-        keys = self._keys[sampled_rows]
-        lens = context_lens[sampled] if plan.prefills else context_lens
-        watched = self._watched(sampled_rows, lens)
+        if self._sparse:
+            # A row whose last token is under way cannot be told yet what it may sample next.
+            coming = self._future_steps[sampled_rows] > self._taken_step
+            batch.sampling_follows = bool((self._draws_by_text[sampled_rows] & coming).any())
+            if not batch.sampling_follows:
+                self._add_sparse(batch.sampling, sampled_rows)
+        built = BuiltStep(
+            batch=batch,
+            rows=sampled_rows,
+            sampled=sequences,
+            pooled=[],
+            scored=[],
+            keys=self._keys[sampled_rows],
+            watched=self._watched(sampled_rows, context_lens[sampled] if plan.prefills else context_lens),
+            is_serial=bool(self._is_serial[rows].any()),
+        )
+        if plan.prefills:
+            built.sampled = [sequences[i] for i in sampled.tolist()]
+            built.pooled = [sequences[i] for i in pooled.tolist()]
+            built.scored = _add_scores(batch, plan, num_decodes)
         self._future_steps[sampled_rows] = step
         self._future_rows[sampled_rows] = np.arange(len(sampled_rows), dtype=np.int32)
-        if not plan.prefills:
-            return BuiltStep(batch, rows, sequences, [], [], keys, watched, is_serial)
-        return BuiltStep(
-            batch,
-            sampled_rows,
-            [sequences[i] for i in sampled.tolist()],
-            [sequences[i] for i in pooled.tolist()],
-            _add_scores(batch, plan, num_decodes),
-            keys,
-            watched,
-            is_serial,
-        )
+        return built
 
     def _watched(self, rows: npt.NDArray[np.intp], lens: Int32Array) -> npt.NDArray[np.bool_]:
         """Rows that have to be looked at whatever token comes: the first one, those at the end of a page or of their length,
@@ -158,6 +154,15 @@ class BatchBuilder:
         self._last_tokens[rows] = np.where(self._future_steps[rows] >= step, token_ids, self._last_tokens[rows])
         watched: list[int] = np.flatnonzero(built.watched | self._ever_stop[token_ids]).tolist()
         return watched
+
+    def _token_ids(self, plan: StepPlan, rows: npt.NDArray[np.intp], starts: Int32Array) -> Int32Array:
+        """Inputs of all sequences, [num_tokens]. `rows` are those in decode."""
+        token_ids = np.empty(int(starts[-1]), dtype=np.int32)
+        token_ids[: len(rows)] = self._next_tokens(rows)
+        for index, (sequence, count) in enumerate(plan.prefills, len(rows)):
+            first = sequence.num_computed
+            token_ids[starts[index] : starts[index + 1]] = sequence.token_ids[first : first + count]
+        return token_ids
 
     def _next_tokens(self, rows: npt.NDArray[np.intp]) -> Int32Array:
         """Input of each row in decode: its last token, or -1 - r where that is still under way in row r of the last step."""
