@@ -170,3 +170,19 @@ def test_a_plan_costs_under_a_second_and_no_torch() -> None:
     assert done.returncode == 0, done.stderr
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert spent < 1.5, f"a plan took {spent:.2f} s of CPU"  # alone on a machine 0.6 s; others run beside the tests
+
+
+def test_deterministic_and_eight_bits_are_planned_with_their_reasons(dragoman: Dragoman) -> None:
+    card = ("--profile", "h200", "--model", "qwen3-0.6b")
+    usual = body(dragoman, *card)
+    fixed = body(dragoman, *card, "--deterministic")
+    narrow = body(dragoman, *card, "--kv-dtype", "fp8")
+    assert fixed["plan"]["deterministic"] is True and "deterministic" not in usual["plan"]
+    assert len({usual["digest"], fixed["digest"], narrow["digest"]}) == 3
+    assert fixed["predicted"][0]["tpot_seconds"] > usual["predicted"][0]["tpot_seconds"]
+    assert (usual["plan"]["kv_dtype"], narrow["plan"]["kv_dtype"]) == ("bfloat16", "float8_e4m3fn")
+    assert narrow["plan"]["num_blocks"] > 1.9 * usual["plan"]["num_blocks"]
+    reasons = {decision["subject"]: decision["reason"] for decision in fixed["decisions"]}
+    assert "asked for" in reasons["deterministic"]
+    refused = dragoman("plan", "--profile", "rtx3090", "--model", "qwen3-0.6b", "--kv-dtype", "fp8")
+    assert refused.returncode == 1 and "compute capability 8.9" in refused.stderr

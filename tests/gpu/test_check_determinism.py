@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
+from dataclasses import replace
+
 import torch
 from tests.agent.device.conformance.host_runtime import InterpretedDevice
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
@@ -18,15 +20,15 @@ from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 from tests.gpu import check_determinism, determinism_rig
 from tests.gpu.check_determinism import Report, Rig, check_rows
 
-check_determinism.CHUNKS = determinism_rig.CHUNKS = (5, 16)
-check_determinism.DECODE_STEPS = 2
+check_determinism.CHUNKS = determinism_rig.CHUNKS = (5,)
+check_determinism.DECODE_STEPS = 1
 
 for make in (deterministic_plan, gpu_plan):
-    plan, report = make("cuda", "float32"), Report()
+    plan, report = replace(make("cuda", "float32"), graph_batch_sizes=()), Report()  # graphs: the conformance suite
     device = InterpretedDevice()
     device.load(TinyModel(), plan, lambda _: None)
     with torch.inference_mode():
-        check_rows(report, make.__name__, Rig(device, plan), 70, 20, (3,), (9, 4, 2))
+        check_rows(report, make.__name__, Rig(device, plan), 70, 18, (3,), (7, 2, 2))
     print(make.__name__, report.num_off, report.values)
 """
 
