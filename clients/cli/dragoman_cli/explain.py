@@ -30,7 +30,8 @@ def explain(
         str, typer.Option("--agent", envvar="DRAGOMAN_AGENT", help="Address of a running agent.")
     ] = DEFAULT_AGENT,
     agent_id: Annotated[
-        str, typer.Option("--agent-id", envvar="DRAGOMAN_AGENT_ID", help="Its id, which its certificate names: with TLS.")
+        str,
+        typer.Option("--agent-id", envvar="DRAGOMAN_AGENT_ID", help="Its id, which its certificate names: with TLS."),
     ] = "",
     profile: Annotated[
         str, typer.Option("--profile", help="Explain a plan for this card or profile file, without an agent.")

@@ -28,7 +28,7 @@ from dragoman_agent.device.base import (
 )
 from dragoman_agent.device.block_copies import FutureCopy, new_rows
 from dragoman_agent.device.checks import check_loadable, resolve_tokens
-from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32, choose_cpu_road
+from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32, TORCH_INT4, TORCH_ROADS, choose_cpu_road
 from dragoman_agent.device.warm_up import warm_up_batch
 from dragoman_agent.engine.host_sampler import HostSampled, HostSampler
 from dragoman_agent.model.embedded import default_cache_dir
@@ -198,7 +198,7 @@ class CpuDevice:
     def _open_road(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> tuple[_Road, str, str]:
         """The road, its name, and why it is not the plan's (empty when it is)."""
         note = ""
-        if plan.road != TORCH_FLOAT32:
+        if plan.road not in TORCH_ROADS:
             from dragoman_agent.device.cpu_native import NativeRoad
 
             try:
@@ -208,6 +208,10 @@ class CpuDevice:
                 log.warning("%s", note)
                 if error.log:
                     log.warning("compiler output: %s", error.log)
+        if plan.road == TORCH_INT4:
+            from dragoman_agent.device.cpu_torch_int4 import Int4Road
+
+            return Int4Road(model, plan, progress), TORCH_INT4, note
         from dragoman_agent.device.cpu_torch import TorchRoad
 
         return TorchRoad(model, plan, progress), TORCH_FLOAT32, note

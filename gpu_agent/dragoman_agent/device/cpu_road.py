@@ -15,12 +15,15 @@ from dragoman_kernels.cpu.llama import BLOCKS, KEY_CHUNK, MAX_HEAD_DIM
 NATIVE_INT8 = "native-int8"
 NATIVE_FLOAT32 = "native-float32"
 TORCH_FLOAT32 = "torch-float32"
-KV_DTYPES = {NATIVE_INT8: "float16", NATIVE_FLOAT32: "float32", TORCH_FLOAT32: "float32"}
+TORCH_INT4 = "torch-int4"
+TORCH_ROADS = (TORCH_FLOAT32, TORCH_INT4)
+KV_DTYPES = {NATIVE_INT8: "float16", NATIVE_FLOAT32: "float32", TORCH_FLOAT32: "float32", TORCH_INT4: "bfloat16"}
+INT4_DTYPES = frozenset({"Q4_0", "Q4_1"})  # of which torch has products
 DTYPES = ("auto", "int8", "float32")
 
 # Operations a second (2 a parameter and token, 256-token prefill) over a float32 matrix product's on the same threads.
 # Medians of alternated runs on a CPU with AVX-512 VNNI; over 1 because prefill computes the head once a sequence.
-_OPS_RATE_FACTORS = {NATIVE_INT8: 3.0, NATIVE_FLOAT32: 1.3, TORCH_FLOAT32: 1.1}
+_OPS_RATE_FACTORS = {NATIVE_INT8: 3.0, NATIVE_FLOAT32: 1.3, TORCH_FLOAT32: 1.1, TORCH_INT4: 1.0}
 
 
 def choose_cpu_road(model: ModelSource, dtype: str, cache_dir: Path | None = None) -> Road:
@@ -38,7 +41,12 @@ def road_of(model: ModelSource, dtype: str, problem: str | None) -> Road:
     name, reason = decide_road(model.config, dtypes, dtype, problem)
     num_values = sum(tensor.shape[0] * tensor.shape[1] for tensor in stored.values())
     resident = 4 * num_values
-    if name != TORCH_FLOAT32:
+    if name == TORCH_INT4:
+        resident = sum(
+            tensor.num_bytes if tensor.dtype in INT4_DTYPES else 2 * tensor.shape[0] * tensor.shape[1]
+            for tensor in stored.values()
+        )
+    elif name != TORCH_FLOAT32:
         resident = sum(
             tensor.num_bytes if tensor.dtype in BLOCKS else 4 * tensor.shape[0] * tensor.shape[1]
             for tensor in stored.values()
@@ -53,6 +61,10 @@ def decide_road(config: ModelConfig, dtypes: set[str], requested: str, native_pr
     problem = shape_problem(config) or native_problem
     if problem:
         lost = "" if requested != "int8" else "; int8 was asked for and is not possible"
+        four = sorted(dtypes & INT4_DTYPES)
+        if four and requested != "float32":
+            weights = f"weights of {', '.join(four)} in 4 bits, all else in bfloat16"
+            return TORCH_INT4, f"torch with {weights}, slower than the compiled kernels: {problem}{lost}"
         return TORCH_FLOAT32, f"torch in float32, much slower than the compiled kernels: {problem}{lost}"
     if requested == "float32":
         return NATIVE_FLOAT32, "float32 was asked for: compiled kernels, weights exact, activations in float32"

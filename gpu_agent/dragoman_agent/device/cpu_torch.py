@@ -16,23 +16,38 @@ from dragoman_agent.device.base import (
 )
 from dragoman_agent.device.checks import check_batch
 from dragoman_agent.model.layers import PagedCache, TorchOps, step_tensors
-from dragoman_agent.model.llama import assemble, forward, logits
+from dragoman_agent.model.llama import LlamaWeights, assemble, forward, logits
 from dragoman_agent.model.quant import dequantise
 from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.plan import Plan
+from dragoman_kernels.tensor import QuantTensor
 
 
 class TorchRoad:
     """Weights dequantised to float32, float32 K and V."""
 
     detail = "torch operations"
+    dtype = torch.float32  # of activations, K and V
     max_num_head_rows = 64
 
     def __init__(self, model: ModelSource, plan: Plan, progress: ProgressFn) -> None:
         """Raises ValueError on an incomplete model, MemoryError or RuntimeError when memory is short."""
         torch.set_num_threads(plan.num_threads)
-        config = model.config
+        config = self._config = model.config
+        self._plan = plan
+        self._ops = self._make_ops()
+        self._weights = self._read_weights(model, progress)
+        size = (config.num_layers, plan.num_blocks, config.num_kv_heads, plan.page_size, config.head_dim)
+        self._cache = PagedCache(torch.zeros(size, dtype=self.dtype), torch.zeros(size, dtype=self.dtype))
+        frequencies, self._attention_factor = rope_frequencies(config)
+        self._frequencies = torch.from_numpy(frequencies)
+
+    def _make_ops(self) -> TorchOps:
+        return TorchOps()
+
+    def _read_weights(self, model: ModelSource, progress: ProgressFn) -> LlamaWeights:
+        """The weights, a tensor at a time."""
         names = frozenset(model.tensor_names())
         done = 0
 
@@ -41,18 +56,15 @@ class TorchRoad:
             if name not in names:
                 return None
             stored = model.tensor(name)
-            values = torch.from_numpy(dequantise(stored))
+            values = self._values(name, stored, model)
             done += stored.data.nbytes
             progress(LoadProgress("weights", done, max(model.total_bytes, done), "bytes"))
             return values.reshape(-1) if name.endswith(("norm", ".bias")) else values
 
-        self._config, self._plan = config, plan
-        self._weights = assemble(config, tensor)
-        size = (config.num_layers, plan.num_blocks, config.num_kv_heads, plan.page_size, config.head_dim)
-        self._cache = PagedCache(torch.zeros(size), torch.zeros(size))
-        frequencies, self._attention_factor = rope_frequencies(config)
-        self._frequencies = torch.from_numpy(frequencies)
-        self._ops = TorchOps()
+        return assemble(model.config, tensor)
+
+    def _values(self, name: str, stored: QuantTensor, model: ModelSource) -> torch.Tensor:
+        return torch.from_numpy(dequantise(stored))
 
     def run(self, batch: StepBatch) -> tuple[Float32Array, Float32Array]:
         """Logits [num_samples, vocab_size] and final hidden states [num_pooled + num_scores, hidden_size]. Raises ValueError."""
@@ -68,12 +80,13 @@ class TorchRoad:
             hidden = forward(self._config, self._weights, self._cache, step, self._ops)
             num_samples = len(batch.sample_seqs)
             scores = logits(self._weights, hidden[:num_samples], self._ops)
-            return scores.numpy(), hidden[num_samples:].float().numpy()
+            return scores.float().numpy(), hidden[num_samples:].float().numpy()
 
     def head(self, hidden: Float32Array) -> Float32Array:
         """Logits [n, vocab_size] of at most `max_num_head_rows` hidden states."""
         with torch.inference_mode():
-            values: Float32Array = logits(self._weights, torch.from_numpy(hidden), self._ops).numpy()
+            rows = torch.from_numpy(hidden).to(self.dtype)
+            values: Float32Array = logits(self._weights, rows, self._ops).float().numpy()
             return values
 
     @property

@@ -14,7 +14,7 @@ from dragoman_agent.pal.profile import Profile
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _CHUNK_SECONDS = 0.5  # a prefill chunk of about two dozen decode steps
-_KV_ITEM_BYTES = {"float32": 4, "float16": 2}
+_KV_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _INT8_ROAD, _INT8_RATE = "native-int8", "compute.matmul_int8"
 _BY_THREADS = "compute.matmul_int8_by_threads"
 _FIXED_BYTES = 350 << 20  # interpreter, torch and libraries of the engine process, measured on x86-64 Linux

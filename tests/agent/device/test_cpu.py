@@ -20,6 +20,7 @@ from dragoman_agent.device.cpu_road import (
     NATIVE_FLOAT32,
     NATIVE_INT8,
     TORCH_FLOAT32,
+    TORCH_INT4,
     choose_cpu_road,
     decide_road,
 )
@@ -56,10 +57,12 @@ DECISIONS = [
     ({}, {"F32"}, "auto", None, NATIVE_FLOAT32, "weights are F32"),
     ({}, {"F16"}, "int8", None, NATIVE_FLOAT32, "nothing to multiply in 8 bits"),
     ({}, {"Q4_K"}, "auto", None, NATIVE_FLOAT32, "weights are Q4_K"),
-    ({}, {"Q4_1"}, "auto", "no C++ compiler", TORCH_FLOAT32, "no C++ compiler"),
-    ({}, {"Q4_1"}, "int8", "no C++ compiler", TORCH_FLOAT32, "int8 was asked for and is not possible"),
-    ({"head_dim": 20}, {"Q4_1"}, "auto", None, TORCH_FLOAT32, "head size 20"),
-    ({"sliding_window": 100}, {"Q4_1"}, "auto", None, TORCH_FLOAT32, "sliding window of 100"),
+    ({}, {"Q4_1"}, "auto", "no C++ compiler", TORCH_INT4, "no C++ compiler"),
+    ({}, {"Q4_1"}, "float32", "no C++ compiler", TORCH_FLOAT32, "no C++ compiler"),
+    ({}, {"Q8_0", "F32"}, "auto", "no C++ compiler", TORCH_FLOAT32, "much slower"),
+    ({}, {"Q4_1"}, "int8", "no C++ compiler", TORCH_INT4, "int8 was asked for and is not possible"),
+    ({"head_dim": 20}, {"Q4_1"}, "auto", None, TORCH_INT4, "head size 20"),
+    ({"sliding_window": 100}, {"Q4_1"}, "auto", None, TORCH_INT4, "sliding window of 100"),
     ({"sliding_window": 4096}, {"Q4_1"}, "auto", None, NATIVE_INT8, "weights are Q4_1"),
 ]
 

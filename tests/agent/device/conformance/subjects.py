@@ -89,15 +89,15 @@ def null_subject() -> Subject:
 def cpu_subject(road: str) -> Subject:
     """One road of the CPU."""
     from dragoman_agent.device.cpu import CpuDevice
-    from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32
+    from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_ROADS
 
     return Subject(
         f"cpu {road}",
         CpuDevice,
         TinyModel,
         plan_of("cpu", road, KV_DTYPES[road]),
-        is_exact=road != TORCH_FLOAT32,
-        tolerance=2e-3 if KV_DTYPES[road] == "float16" else 1e-4,
+        is_exact=road not in TORCH_ROADS,
+        tolerance={"float16": 2e-3, "bfloat16": 0.1}.get(KV_DTYPES[road], 1e-4),
     )
 
 

@@ -15,7 +15,7 @@ from tests.agent.device.conformance.cases import CASES
 from tests.agent.device.conformance.subjects import cpu_subject, null_subject
 from tests.needs import need_cpu_kernels
 
-from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32
+from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_ROADS
 
 # Cases that compare work which was cut otherwise, and one that compares with float64.
 CUT_OTHERWISE = (
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @pytest.fixture(scope="module", params=["null", *KV_DTYPES])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    if request.param not in ("null", TORCH_FLOAT32):
+    if request.param not in ("null", *TORCH_ROADS):
         need_cpu_kernels()
     opened = Bench(null_subject() if request.param == "null" else cpu_subject(request.param))
     yield opened
