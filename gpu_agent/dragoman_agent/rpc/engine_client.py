@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from dragoman.errors import DragomanError
@@ -19,16 +18,12 @@ from dragoman_agent.engine.messages import (
     BringBlocks,
     Cancel,
     Credit,
-    Delta,
-    Embedded,
     ExportBlocks,
     Failed,
     Fatal,
-    Finished,
     FrameDecoder,
     ImportBlocks,
     Load,
-    Opened,
     Progress,
     ProtocolError,
     Ready,
@@ -42,23 +37,16 @@ from dragoman_agent.engine.messages import (
     encode,
 )
 from dragoman_agent.engine_process import EngineProcess
-from dragoman_agent.rpc.text_streams import TextStreams, columns
+from dragoman_agent.rpc.live_table import NOWHERE, Event, EventSink, Live, LiveTable, OnEnd
 from dragoman_text import TextTokenizer
+
+__all__ = ["EngineClient", "EngineListener", "Event", "EventSink"]
 
 logger = logging.getLogger(__name__)
 
-Event = Opened | Delta | Finished | Failed | Embedded
-OnEnd = Callable[[Event, int], None]  # the terminal event, and the tokens of the longest choice
 STEP_AGE_LIMIT_SECONDS = 3.0
 WEDGED_SECONDS = 6.0  # as the controller declares a silent agent dead
 _BOTH_ENDS_SECONDS = 0.5
-
-
-class EventSink(Protocol):
-    """Takes the events of one request. Called on the event loop; must not block and must not raise."""
-
-    def deliver(self, event: Event) -> None:
-        """One event, in order. Finished, Failed and Embedded are the last."""
 
 
 class EngineListener(Protocol):
@@ -72,20 +60,6 @@ class EngineListener(Protocol):
 
     def engine_died(self, reason: int, message: str) -> None:
         """The engine is gone and every live request has got its Failed event. Called once."""
-
-
-@dataclass(slots=True)
-class Live:
-    """One request the engine holds."""
-
-    sink: EventSink
-    on_end: OnEnd
-    num_seqs: int
-    priority: int
-    max_output_tokens: int
-    keys: range  # of its choices, where their text is made here; else empty
-    num_emitted: int = 0  # tokens of the furthest choice
-    cancelled: bool = False
 
 
 class EngineClient:
@@ -104,7 +78,7 @@ class EngineClient:
     ) -> None:
         """`step_age_limit`: seconds without a step or an idle tick after which the engine counts as wedged."""
         self._listener = listener
-        self._texts = TextStreams(tokenizer)
+        self._table = LiveTable(tokenizer)
         self._step_age_limit = step_age_limit
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
@@ -124,8 +98,6 @@ class EngineClient:
         self._exchanges: dict[str, asyncio.Future[BlocksExported | BlocksImported]] = {}
         self.on_blocks_used: Callable[[str], None] = lambda exchange_id: None
         self.on_tiers: Callable[[TierReport], None] = lambda report: None
-        self.live: dict[str, Live] = {}
-        self.num_live_seqs = 0
         self.ready: Ready | None = None
         self.load: Load | None = None
         self.num_tokens_of_step = 0  # output tokens in the last frame
@@ -139,6 +111,16 @@ class EngineClient:
     def _from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is left to tell
             loop.call_soon_threadsafe(self._process_ended)
+
+    @property
+    def live(self) -> Mapping[str, Live]:
+        """The requests that the engine holds, by id."""
+        return self._table.by_id
+
+    @property
+    def num_live_seqs(self) -> int:
+        """Their sequences."""
+        return self._table.num_seqs
 
     @property
     def pid(self) -> int:
@@ -180,16 +162,7 @@ class EngineClient:
 
         `on_end` hears the terminal event even when the caller of the request has gone.
         """
-        keys = range(0)
-        if isinstance(command, Start):
-            num_seqs, max_tokens = command.num_choices, command.stop.max_output_tokens
-            if command.is_plain:
-                self._texts.open(command)
-                keys = range(command.key, command.key + num_seqs)
-        else:
-            num_seqs, max_tokens = 1, 0
-        self.live[command.request_id] = Live(sink, on_end, num_seqs, command.priority, max_tokens, keys)
-        self.num_live_seqs += num_seqs
+        self._table.add(command, sink, on_end)
         self._send(command)
 
     def cancel(self, request_id: str, *, detach: bool = False) -> None:
@@ -198,7 +171,7 @@ class EngineClient:
         if live is None:
             return
         if detach:
-            live.sink = _NOWHERE
+            live.sink = NOWHERE
         if not live.cancelled:
             live.cancelled = True
             self._send(Cancel(request_id))
@@ -218,7 +191,7 @@ class EngineClient:
         message = f"the engine has not finished a step for {self.step_age:.1f} s; resume on another agent"
         told = 0
         for request_id, entry in list(self.live.items()):
-            if entry.sink is not _NOWHERE:
+            if entry.sink is not NOWHERE:
                 sink = entry.sink
                 if report is not None:
                     report(request_id)
@@ -352,41 +325,9 @@ class EngineClient:
     def _take_step(self, step: Step) -> None:
         self._last_step = time.monotonic()
         self.load = step.load
-        live = self.live
-        num_tokens = self._take_columns(step) if step.keys else 0
-        for event in step.events:
-            entry = live.get(event.request_id)
-            if entry is None:
-                continue
-            if type(event) is Delta:
-                if entry.keys:
-                    event = self._texts.by_key[entry.keys[event.choice]].finish(event)
-                count = len(event.token_ids)
-                num_tokens += count
-                end = event.cursor + count
-                if end > entry.num_emitted:
-                    entry.num_emitted = end
-            elif type(event) is not Opened:
-                del live[event.request_id]
-                self._texts.close(entry.keys)
-                self.num_live_seqs -= entry.num_seqs
-                entry.on_end(event, entry.num_emitted)
-            entry.sink.deliver(event)
-        self.num_tokens_of_step = num_tokens
+        self.num_tokens_of_step = self._table.take(step)
         for listener in self._step_listeners:
             listener(step)
-
-    def _take_columns(self, step: Step) -> int:
-        """Deliver the tokens whose text is made here; how many there are."""
-        live, streams = self.live, self._texts.by_key
-        keys, token_ids = columns(step)
-        for key, token_id in zip(keys, token_ids, strict=True):
-            delta = streams[key].push(token_id)
-            entry = live[delta.request_id]
-            if delta.cursor >= entry.num_emitted:
-                entry.num_emitted = delta.cursor + 1
-            entry.sink.deliver(delta)
-        return len(keys)
 
     def _connection_lost(self) -> None:
         self._disconnected = True
@@ -411,11 +352,7 @@ class EngineClient:
         for future in self._exchanges.values():
             if not future.done():
                 future.set_exception(DragomanError(reason, message))  # type: ignore[arg-type]
-        live, self.live, self.num_live_seqs = self.live, {}, 0
-        for request_id, entry in live.items():
-            failed = Failed(request_id, reason, message)
-            entry.on_end(failed, entry.num_emitted)
-            entry.sink.deliver(failed)
+        self._table.fail_all(reason, message)
         self._end_of_batch()
         self._process.kill()
         if not self._ended.done():
@@ -433,14 +370,6 @@ class EngineClient:
         code = self._process.returncode
         how = "its socket closed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
         return error_pb2.ERROR_REASON_AGENT_LOST, f"the engine process ended ({how}); resume on another agent"
-
-
-class _Nowhere:
-    def deliver(self, event: Event) -> None:
-        """Nobody listens any more."""
-
-
-_NOWHERE = _Nowhere()
 
 
 class _EngineProtocol(asyncio.Protocol):

@@ -90,7 +90,7 @@ class Pair:
     async def run(self) -> None:
         while self.client.live:
             await self.turn()
-        assert not self.client._texts.by_key, "a stream outlived its request"
+        assert not self.client._table._texts.by_key, "a stream outlived its request"
 
 
 def independent_text(ids: list[int], *, skip_special: bool) -> str:
@@ -237,7 +237,7 @@ async def test_a_failed_request_leaves_no_stream() -> None:
     for _ in range(5):
         await pair.turn()
     assert isinstance(answers[1].end, Failed)
-    assert len(pair.client._texts.by_key) == 2
+    assert len(pair.client._table._texts.by_key) == 2
     pair.client.cancel("r0", detach=True)
     await pair.run()
 
