@@ -23,7 +23,7 @@ def account(scheduler: Scheduler) -> BlockAccount:
     for sequence in scheduler.running:
         owned.update(sequence.block_table)
         waste += len(sequence.block_table) * scheduler.page_size - len(sequence.token_ids)
-    if scheduler.tiers is not None:
-        owned |= scheduler.tiers.held_blocks
+    if scheduler.tier_waits is not None:
+        owned |= scheduler.tier_waits.tiers.held_blocks
     usable = pool.num_blocks - 1 - pool.num_withheld  # block 0 is nobody's
     return BlockAccount(usable - pool.num_free - len(owned), max(waste, 0))

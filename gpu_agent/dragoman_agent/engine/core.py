@@ -84,7 +84,8 @@ class EngineCore:
         if tier_sizes is not None and isinstance(device, BlockDevice):
             self.tiers = open_tiers(device, self.scheduler.pool, plan, model_digest, tier_sizes, clock)
         if self.tiers is not None and self.exchange is not None:
-            self.scheduler.tiers = self.exchange.tiers = self.tiers
+            self.scheduler.use_tiers(self.tiers)
+            self.exchange.tiers = self.tiers
             self.tiers.note_brought = self.exchange.note_brought
         self._live = LiveRequests(self.scheduler, tokenizer, model_digest, plan, clock, vocab_size)
         self._plan = plan

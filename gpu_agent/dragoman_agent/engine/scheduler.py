@@ -7,10 +7,8 @@ one that waits preempts only work of a lower class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol
 
 from dragoman_agent.cache.block_pool import BlockPool
 from dragoman_agent.cache.hashing import PageHash
@@ -18,11 +16,11 @@ from dragoman_agent.engine.memory_limit import MemoryLimit
 from dragoman_agent.engine.messages import Tune
 from dragoman_agent.engine.queue import WaitingQueue
 from dragoman_agent.engine.request import Request, Sequence, Status
+from dragoman_agent.engine.tier_waits import LowerTiers, TierWaits
 from dragoman_agent.pal.plan import Plan
 
 PARK_SECONDS = 10.0  # without credit: blocks go back to the cache
 CREDIT_TIMEOUT_SECONDS = 60.0  # without credit: the request fails
-MAX_NUM_WAITS = 2  # of a sequence for blocks of a lower tier: what went again meanwhile is computed
 RELEASED_AT_ONCE = 16  # blocks: about 50 us of host work behind a step
 
 
@@ -57,22 +55,6 @@ class StepPlan:
         return len(self.decodes) + self.num_prefill_tokens
 
 
-class LowerTiers(Protocol):
-    """What lies below the pool's blocks; see tiers.py."""
-
-    def bring(
-        self, pages: list[PageHash], cached: list[int], num_tail_tokens: int, waiter: Callable[[float], None]
-    ) -> bool:
-        """Whether blocks that continue `cached` are on their way; `waiter` then hears when to go on."""
-
-    def forget(self, digest: bytes) -> None:
-        """Drop a block and all that continue it."""
-
-    @property
-    def held_blocks(self) -> set[int]:
-        """Blocks of the pool that are being copied or filled, and those they continue."""
-
-
 class Scheduler:
     """Owns the running list, the waiting queue, the parked sequences, the rows of the batch and the block pool."""
 
@@ -98,13 +80,17 @@ class Scheduler:
         self._num_spare_rows = 0  # rows that stay empty, see `tune`
         self._num_withheld = 0
         self._num_ready = 0
-        self.tiers: LowerTiers | None = None
+        self.tier_waits: TierWaits | None = None
         self.prefetch_ahead = plan.prefetch
 
     @property
     def pending_prefill_tokens(self) -> int:
         """Tokens to compute before the sequences that wait or are in prefill can go on."""
         return self.waiting.num_tokens + self._prefilling_tokens
+
+    def use_tiers(self, tiers: LowerTiers) -> None:
+        """Prefixes may lie below the pool from now on."""
+        self.tier_waits = TierWaits(tiers, self.waiting, self.blocked, self.page_size)
 
     # What changes the state from outside.
 
@@ -338,10 +324,11 @@ class Scheduler:
                 if self._park_one():
                     continue
                 self._without_room = sequence
-                if self.tiers is not None and self.prefetch_ahead and not sequence.is_looked_ahead:
-                    self._look_ahead(sequence, self.tiers)
+                if self.tier_waits is not None and self.prefetch_ahead and not sequence.is_looked_ahead:
+                    self._look_ahead(sequence, self.tier_waits)
                 return
-            if self.tiers is not None and self._await_blocks(sequence, cached, self.tiers):
+            tiers = self.tier_waits
+            if tiers is not None and tiers.begin(sequence, self._startable_pages(sequence), cached):
                 continue
             self.pool.acquire(cached)
             num_new = -(-len(sequence.token_ids) // self.page_size) - len(cached)
@@ -350,35 +337,12 @@ class Scheduler:
             self._prefilling_tokens += sequence.num_uncomputed
             budget -= plan.add_prefill(sequence, budget)
 
-    def _await_blocks(self, sequence: Sequence, cached: list[int], tiers: LowerTiers) -> bool:
-        """Let others go first while blocks of a lower tier come for `sequence`; False where there are none to wait for."""
-        if sequence.num_waits >= MAX_NUM_WAITS:
-            return False
-        pages = self._startable_pages(sequence)
-        num_tail = len(sequence.token_ids) - len(pages) * self.page_size
-        if not tiers.bring(pages, cached, num_tail, partial(self._blocks_came, sequence)):
-            return False
-        sequence.num_waits += 1
-        self.waiting.remove(sequence)
-        sequence.move_to(Status.BLOCKED)
-        self.blocked.add(sequence)
-        return True
-
-    def _look_ahead(self, sequence: Sequence, tiers: LowerTiers) -> None:
+    def _look_ahead(self, sequence: Sequence, tiers: TierWaits) -> None:
         """Let its blocks of a lower tier come while it waits for a row, where there is room for all of it. Once a sequence."""
         sequence.is_looked_ahead = True
         cached = self.lookup(sequence)
         if self._num_missing(sequence, cached) <= 0:
-            pages = self._startable_pages(sequence)
-            num_tail = len(sequence.token_ids) - len(pages) * self.page_size
-            tiers.bring(pages, cached, num_tail, _nothing)
-
-    def _blocks_came(self, sequence: Sequence, now: float) -> None:
-        """What a sequence waited for is there, or will not come: it starts from what is cached."""
-        if sequence in self.blocked:
-            self.blocked.discard(sequence)
-            sequence.move_to(Status.WAITING)
-            self.waiting.push(sequence, now)
+            tiers.look_ahead(sequence, self._startable_pages(sequence), cached)
 
     def _set_aside(self, sequence: Sequence, now: float) -> None:
         self.waiting.remove(sequence)
@@ -455,8 +419,8 @@ class Scheduler:
     def forget(self, sequence: Sequence) -> None:
         """Drop every block of a sequence from the prefix cache: its contents are not to be trusted."""
         self.pool.uncache(sequence.block_table)
-        if self.tiers is not None and sequence.hasher.pages:
-            self.tiers.forget(sequence.hasher.pages[0].digest)
+        if self.tier_waits is not None:
+            self.tier_waits.forget(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.block_table)
@@ -467,10 +431,6 @@ class Scheduler:
         sequence.num_computed = 0
         sequence.num_published = 0
         sequence.quiet_tokens = 0
-
-
-def _nothing(now: float) -> None:
-    """Nobody waits for it."""
 
 
 def preemption_key(sequence: Sequence) -> tuple[bool, int, float, int]:
