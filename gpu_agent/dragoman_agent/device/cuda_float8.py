@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dragoman_agent.device.base import Int32Array
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, PrefillPart
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.layers import PagedCache
@@ -72,7 +73,7 @@ def _prompt(config: ModelConfig, ops: CudaOps, page_size: int, count: int, devic
     starts, lens = np.array([0, count], np.int32), np.array([count], np.int32)
     tables = np.arange(1, 1 - count // -page_size, dtype=np.int32)[None]
 
-    def put(array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+    def put(array: Int32Array) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     part = PrefillPart(put(tables), put(starts), put(lens), put(prefill_work_list(starts, lens, ops.queries_an_item)))

@@ -97,9 +97,9 @@ def _in_fixed_order(model: ModelConfig, plan: Plan) -> Iterator[Form]:
         launch = (own.block_m, own.block_n, own.num_stages, own.num_warps)
         yield Form("fixed-attention", (*launch, plan.attention_part_tokens))
     for one in plan.gemm_fixed:
-        launch = (one.block_m, one.block_n, one.block_k, one.num_stages, one.num_warps)
+        tile = (one.block_m, one.block_n, one.block_k, one.num_stages, one.num_warps)
         for bias in _biases(model, one.n, one.k):
-            yield Form("fixed-gemm", (one.n, one.k, *launch), flag=bias)
+            yield Form("fixed-gemm", (one.n, one.k, *tile), flag=bias)
 
 
 def _tile(rows: int) -> int:
