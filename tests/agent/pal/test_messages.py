@@ -20,7 +20,11 @@ PLAN = Plan(
     library_prefill=LibraryPrefill("cudnn", 2048, 16),
 )  # fmt: skip
 # How the nested fields of a plan are spread, and what is a message of its own.
-SPREAD = {"decode_attention": "decode_num_splits", "prefill_attention": "prefill_variant", "library_prefill": "library_prefill_library"}
+SPREAD = {
+    "decode_attention": "decode_num_splits",
+    "prefill_attention": "prefill_variant",
+    "library_prefill": "library_prefill_library",
+}
 ELSEWHERE = {"memory", "step_model", "model_name", "num_threads", "pal"}
 
 
