@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
-#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|quote|start] [MODEL...]
+#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|quote|start|tiers] [MODEL...]
 # The raw results and logs go to OUT/GROUP.tar, packed anew after each part; benchmarks.record_gpu records the *.json in it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -19,6 +19,9 @@ elif [ "$group" = probe ]; then
   run python3 tests/gpu/check_probe.py --out "$work"
 elif [ "$group" = quote ]; then
   LIMIT=400 run python3 -m benchmarks.quote --device cuda --out "$work/quote.json"
+elif [ "$group" = tiers ]; then
+  LIMIT=200 run python3 tests/gpu/check_tiers.py qwen3-0.6b
+  LIMIT=200 run python3 -m benchmarks.tiers --device cuda --tier host --model random:qwen3-8b --tokens 8192 --out "$work/tiers.json"
 elif [ "$group" = start ]; then
   run python3 -m benchmarks.start_gpu qwen3-0.6b --out "$work/start.json"
 elif [ "$group" = pal ]; then

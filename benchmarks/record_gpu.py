@@ -46,7 +46,7 @@ UNITS = {
 }
 RATIOS = (
     "predicted_over_measured", "pal_on_over_off", "p50_on_over_off", "p99_on_over_off", "wrong_profile_over_own",
-    "share_of_best", "own_plan_over_whole",
+    "share_of_best", "own_plan_over_whole", "ttft_over_computed",
 )  # fmt: skip
 COMMANDS = {
     "embed": "embed_gpu",
@@ -57,6 +57,7 @@ COMMANDS = {
     "plan_quality": "pal_gpu",
     "small_card": "small_card",
     "quote": "quote --device cuda --model",
+    "tiers": "tiers --device cuda --tier host --model",
 }
 GROUPS = {"quote": "control"}  # benches whose records are not in h200.json
 SHARES = ("median_error", "inside_p10_p90")
