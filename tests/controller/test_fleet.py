@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dragoman.errors import DragomanError
 from dragoman.step_model import StepModel
 from dragoman.v1 import error_pb2
-from dragoman_controller.fleet import AgentSpec, AgentState, Change, Fleet, Load, Member, ModelSpec
+from dragoman_controller.fleet import SUSPECT_SECONDS, AgentSpec, AgentState, Change, Fleet, Load, Member, ModelSpec
 from dragoman_controller.steps import StepTable
 
 STEPS = StepTable(StepModel((1,), (0,), (0.01,), 1000.0, 0.001))
@@ -194,9 +194,9 @@ class MembershipMachine(RuleBasedStateMachine):
             member = self.members.register(spec(agent_id), next(self.epochs), 0, self.now)
         except DragomanError as error:
             assert error.reason == error_pb2.ERROR_REASON_DUPLICATE_AGENT
-            assert not self.broken[agent_id] and self.now - self.heard[agent_id] < 3
+            assert not self.broken[agent_id] and self.now - self.heard[agent_id] < SUSPECT_SECONDS
             return
-        assert present is None or self.broken[agent_id] or self.now - self.heard[agent_id] >= 3
+        assert present is None or self.broken[agent_id] or self.now - self.heard[agent_id] >= SUSPECT_SECONDS
         self.members.beat(member, AgentState.SERVING, Load(), 0, self.now)
         self.heard[agent_id], self.broken[agent_id] = self.now, False
 
@@ -235,7 +235,7 @@ class MembershipMachine(RuleBasedStateMachine):
             silence = self.now - self.heard[member.agent_id]
             if silence >= 6:
                 expected = AgentState.DEAD
-            elif silence >= 3 or self.broken[member.agent_id]:
+            elif silence >= SUSPECT_SECONDS or self.broken[member.agent_id]:
                 expected = AgentState.SUSPECT
             else:
                 expected = AgentState.SERVING
