@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from dragoman_cli import bench
+from dragoman_cli import bench, cpu_peer
 from dragoman_cli.failure import Failure
 
 
@@ -48,3 +49,21 @@ def test_a_measurement_becomes_a_record(tmp_path: Path) -> None:
     assert record["value"] == 2.1
     assert record["predicted"] == bench.PREDICTED["prefill"]
     assert '"case": "prefill"' in path.read_text(encoding="utf-8")
+
+
+def test_each_road_has_its_own_case_and_prediction() -> None:
+    assert bench._predicted("decode-b1", "") == bench.PREDICTED["decode-b1"]
+    assert bench._predicted("decode-b1", "-torch-int4") == bench.PREDICTED_INT4["decode-b1"]
+    assert bench._predicted("decode-b1", "-torch-float32") is None
+    assert bench.PREDICTED_INT4.keys() == bench.PREDICTED.keys()
+
+
+def test_what_is_timed_of_torch_is_the_model(embedded_model_path: Path) -> None:
+    """The harness' own bookkeeping: the greedy token after a prompt, alone, as one of three, and in two steps."""
+    engine = cpu_peer.TorchEngine(embedded_model_path, 2, "torch-int4", embedded_model_path.parents[2])
+    record = json.loads((Path(__file__).parents[1] / "golden" / "transformers_smollm2.json").read_text())
+    prompt = record["greedy"][1]["prompt_ids"][:30]
+    first = engine.forward([prompt], 0)
+    assert engine.forward([prompt] * 3, 0).tolist() == first.tolist() * 3
+    engine.forward([prompt[:-1]], 0)
+    assert engine.forward([prompt[-1:]], len(prompt) - 1).tolist() == first.tolist()

@@ -25,6 +25,8 @@ MAX_RECORD_LOAD = 1.0
 MIN_RECORD_ROUNDS = 5
 # Written before the first measurement, from bytes a token and multiply-adds an instruction.
 PREDICTED = {"decode-b1": 1.3, "decode-b8": 3.0, "prefill": 3.0}
+# 80 MB of 4-bit weights and 57 MB of a bfloat16 head a token against 98 MB, and a torch call for each operation.
+PREDICTED_INT4 = {"decode-b1": 0.5, "decode-b8": 0.6, "prefill": 0.6}
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Measure against other engines."
@@ -36,6 +38,14 @@ class Activation(StrEnum):
 
     INT8 = "int8"
     FLOAT32 = "float32"
+
+
+class Road(StrEnum):
+    """How ours computes."""
+
+    NATIVE = "native"
+    TORCH_INT4 = "torch-int4"
+    TORCH_FLOAT32 = "torch-float32"
 
 
 @app.callback()
@@ -51,6 +61,9 @@ def cpu_peer(
     activation: Annotated[
         Activation, typer.Option("--activation", help="Ours; llama.cpp rounds to 8 bits.")
     ] = Activation.INT8,
+    road: Annotated[
+        Road, typer.Option("--road", help="Ours: the compiled kernels, or torch as without a compiler.")
+    ] = Road.NATIVE,
     march: str = typer.Option("native", "--march", help="Instruction set of our build, e.g. x86-64-v3 for AVX2."),
     timeout_seconds: float = typer.Option(600.0, "--timeout-seconds", min=1.0, help="Give up after this long."),
     record: bool = typer.Option(False, "--record", help="Keep the ratios in the checkout's benchmarks/results."),
@@ -75,11 +88,11 @@ def cpu_peer(
         print(
             f"load average {load:.1f}: llama.cpp's waiting threads sleep, as spinning would cost it most of its speed"
         )
-    measured = _lines(
-        [str(path), str(threads), activation.value, march, str(rounds), str(cache_dir)], environ, timeout_seconds
-    )
+    how = activation.value if road is Road.NATIVE else road.value
+    measured = _lines([str(path), str(threads), how, march, str(rounds), str(cache_dir)], environ, timeout_seconds)
     about = next(measured)
-    print(f"{path.name}, {threads} threads, {activation.value} activations, ours {about['instruction_set']}; ", end="")
+    rounded = f"{activation.value} activations, " if road is Road.NATIVE else ""
+    print(f"{path.name}, {threads} threads, {rounded}ours {about['instruction_set']}; ", end="")
     print(about["system"])
     print(f"{'case':<12}{'ours tok/s':>12}{'llama.cpp':>12}{'ratio':>8}   range", flush=True)
     results = []
@@ -89,6 +102,7 @@ def cpu_peer(
     if keeper is not None:
         plain = march == "native" and activation is Activation.INT8
         suffix = "" if plain else f"-{about['instruction_set']}-{activation.value}"
+        suffix = suffix if road is Road.NATIVE else f"-{road.value}"
         records = [_record(keeper, result, suffix, about, load) for result in results]
         print("recorded in", keeper.save("cpu", records))
 
@@ -161,6 +175,11 @@ def _record_keeper(rounds: int, load: float) -> Any:
     return module
 
 
+def _predicted(case: str, suffix: str) -> float | None:
+    known = {"": PREDICTED, f"-{Road.TORCH_INT4.value}": PREDICTED_INT4}.get(suffix)
+    return None if known is None else known[case]
+
+
 def _record(keeper: Any, result: dict[str, Any], suffix: str, about: dict[str, str], load: float) -> Any:
     speeds = f"{statistics.median(result['ours']):.1f} tokens/s, llama.cpp {statistics.median(result['peer']):.1f}"
     return keeper.make_record(
@@ -169,7 +188,7 @@ def _record(keeper: Any, result: dict[str, Any], suffix: str, about: dict[str, s
         metric="ratio_to_llamacpp",
         unit="ratio",
         samples=result["ratios"],
-        predicted=None if suffix else PREDICTED[result["case"]],
+        predicted=_predicted(result["case"], suffix),
         peer={"name": f"llama.cpp in xllamacpp-{about['peer']}", "value": 1.0},
         packages=("numpy", "xllamacpp"),
         command=shlex.join(["dragoman", *sys.argv[1:]]),
