@@ -77,7 +77,7 @@ class DiskStore:
         Raises DiskTierError when another agent has the directory or it cannot be used.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # KV tells what prompts said
             self._take_lock()
             found = self._scan()
             kept = _whole_prefixes(found, max_num_blocks)

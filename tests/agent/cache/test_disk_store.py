@@ -186,3 +186,10 @@ def test_killed_in_the_middle_of_writes_what_is_there_is_whole(tmp_path: Path) -
     for number in range(1, len(found) + 1):
         assert np.array_equal(read(store, number), contents(number))
     assert store.num_bad == 0
+
+
+def test_a_new_directory_is_its_users_alone(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "new")
+    store.open(1)
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+    store.close()
