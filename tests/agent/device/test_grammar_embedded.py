@@ -84,3 +84,41 @@ def test_bad_words_of_a_real_vocabulary(engine: Any) -> None:
     assert "Paris" in free
     words = [tokenizer.encode(text, add_special_tokens=False) for text in ("Paris", " Paris")]
     assert "Paris" not in text_of(ask(engine, "The capital of France is", 8, bad_word_ids=words))
+
+
+def test_what_hangs_on_the_text_is_the_same_when_the_model_runs_ahead(engine: Any, make_plan: Any) -> None:
+    """Grammar, penalties and bad words beside a plain row: run ahead, their sampling reaches the device late."""
+    core, tokenizer = engine
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"grammar": GrammarSpec("regex", "[A-Z][a-z ]{8,40}\\.")},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "temperature": 0.8, "seed": 3},
+        {"bad_word_ids": [tokenizer.encode(word, add_special_tokens=False) for word in (" Paris", " the", ",")]},
+    ]
+
+    def play(on: EngineCore) -> dict[str, list[int]]:
+        starts = [
+            Start(str(i), tokenizer.encode("The capital of France is"), Sampling(**{"temperature": 0.0, **kind}),
+                  Stop(max_output_tokens=12), credit=1 << 30, cache_salt=str(i))
+            for i, kind in enumerate(kinds)
+        ]  # fmt: skip
+        found: dict[str, list[int]] = {start.request_id: [] for start in starts}
+        for event in run_all(on, starts):
+            if isinstance(event, Delta):
+                found[event.request_id].extend(event.token_ids)
+        return found
+
+    late: list[bool] = []
+    supply = core._supply
+    core._supply = lambda flight: (late.append(True), supply(flight))
+    try:
+        ahead = play(core)
+    finally:
+        core._supply = supply
+    model = open_model("embedded", default_cache_dir(os.environ))
+    waiting = EngineCore(
+        core._device, tokenizer, bytes.fromhex(model.digest), make_plan(model, "", page_size=32),
+        vocab_size=model.config.vocab_size, run_ahead=False,
+    )  # fmt: skip
+    assert ahead == play(waiting) and len(late) >= 8
+    assert ahead["1"] and [len(ahead[i]) for i in "023"] == [12] * 3
