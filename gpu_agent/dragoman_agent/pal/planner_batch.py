@@ -244,11 +244,11 @@ def choose_graphs(
     if off:
         fixed = _up_to(pal_off.GRAPH_BATCH_SIZES, max_num_seqs)
         return fixed, Decision(
-            "graphs", _list(fixed), off, predicted=graph_bytes(shape.model, len(fixed)), unit="bytes"
+            "graphs", _list(fixed), off, predicted=graph_bytes(shape.model, fixed), unit="bytes"
         )
     sizes = _up_to((1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 513, 32)), max_num_seqs)
     waste = _padding_waste(shape, sizes)
-    price = graph_bytes(shape.model, 1) / max(kv_bytes, 1.0) + _capture_seconds(shape) / _SERVING_SECONDS
+    price = graph_bytes(shape.model, (1,)) / max(kv_bytes, 1.0) + _capture_seconds(shape) / _SERVING_SECONDS
     # What a single user sees is the step of his own batch: the smallest have a graph each, whatever the average says. So have
     # the doublings: past one a library takes larger tiles, a loss that times of other rows do not show (8 % of a step on an H200).
     doublings = tuple(size for size in sizes if size & (size - 1) == 0 or size == max_num_seqs)
@@ -258,14 +258,14 @@ def choose_graphs(
         "doublings": doublings,
         "the largest alone": sizes[-1:],
     }
-    size_bytes = graph_bytes(shape.model, len(chosen))
+    size_bytes = graph_bytes(shape.model, chosen)
     padding = _mean_waste(sizes, chosen, waste)
     candidates = (
         Candidate(f"{len(chosen)} sizes", float(size_bytes)),
         *(
             Candidate(
                 f"{name} ({len(each)})",
-                float(graph_bytes(shape.model, len(each))),
+                float(graph_bytes(shape.model, each)),
                 f"{_mean_waste(sizes, each, waste):.2%} of padding, {_total(sizes, each, waste, price):.2%} with memory and start",
             )
             for name, each in others.items()
@@ -281,9 +281,10 @@ def choose_graphs(
     return chosen, Decision("graphs", _list(chosen), reason, inputs, candidates, float(size_bytes), unit="bytes")
 
 
-def graph_bytes(model: ModelConfig, count: int) -> int:
-    """Memory of `count` captured graphs beside the pool that they share."""
-    return count * step_cost.num_kernels(model, is_split=True) * _GRAPH_NODE_BYTES
+def graph_bytes(model: ModelConfig, sizes: tuple[int, ...]) -> int:
+    """Memory of captured graphs beside the pool that they share: their nodes, and the logits that each one writes anew."""
+    nodes = len(sizes) * step_cost.num_kernels(model, is_split=True) * _GRAPH_NODE_BYTES
+    return nodes + sum(sizes) * model.vocab_size * 2
 
 
 def _room_for_seqs(times: KernelTimes, model: ModelConfig, limits: Limits, profile: Profile) -> int:

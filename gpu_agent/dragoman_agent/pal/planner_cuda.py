@@ -274,7 +274,7 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int)
         workspace += fixed_parts_bytes(model, chosen.decode.attention, chosen.num_seqs, chosen.context)
     return Sizes(
         weights=2 * model.num_parameters,
-        graphs=graph_bytes(model, len(chosen.graphs)),
+        graphs=graph_bytes(model, chosen.graphs),
         workspace=workspace + copies,
         context=context_bytes(times.rates),
     )

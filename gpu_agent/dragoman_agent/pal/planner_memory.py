@@ -19,8 +19,8 @@ DEFAULT_UTILIZATION = 0.9  # of free memory: the rest covers fragmentation and w
 MIN_NUM_BLOCKS = 3  # the null block, and two that a sequence can grow through
 _CONTEXT_BYTES = 256 << 20  # code of the kernels and libraries' workspaces
 _CONTEXT_BYTES_A_MULTIPROCESSOR = 6 << 20  # stacks and heaps; with the above 1 GiB on an H200, which was enough there
-_SCORED_ROWS = 64  # rows of logits that are scored at once, see device/cuda.py
-_SCORED_BYTES = 40  # a logit of those rows: float32 copies, exponentials, sorted order
+_SCORED_ROWS = 64  # rows of logits that are scored or sampled with torch at once, see device/cuda.py and engine/sampler.py
+_SCORED_BYTES = 60  # a logit of those rows: float32 copies, edits, exponentials, sorted order
 _TOKEN_WORDS = 5  # int32 of metadata a token of a step
 
 
@@ -98,7 +98,8 @@ def choose_blocks(
         ("weights", sizes.weights), ("kv", kv), ("graphs", sizes.graphs), ("workspace", sizes.workspace),
         ("context", sizes.context), ("margin", free - sizes.total - kv),
     )  # fmt: skip
-    reason = off or f"what {share:.0%} of free memory leaves beside weights, graphs, workspace and context"
+    asked = "asked for" if limits.memory_utilization is not None else "the rest is for fragmentation and the driver"
+    reason = off or f"what {share:.0%} of free memory ({asked}) leaves beside weights, graphs, workspace and context"
     inputs = profile_inputs(profile, "memory.free", "compute.multiprocessors")
     decision = Decision("kv-blocks", f"{chosen}", reason, inputs, predicted=float(kv), unit="bytes")
     return chosen, tuple(MemoryLine(*line) for line in lines), decision
