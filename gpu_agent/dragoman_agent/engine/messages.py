@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import threading
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -252,7 +253,9 @@ class TierReport:
     tiers: list[TierCounts]
     dropped_blocks: int  # that went without being kept further down
     declined: int  # prefixes found below and computed all the same, as that is quicker
-    bring_bytes_per_second: float = 0.0  # to the device, of the tier that holds most; measured or planned, 0 is not known
+    bring_bytes_per_second: float = (
+        0.0  # to the device, of the tier that holds most; measured or planned, 0 is not known
+    )
 
 
 @dataclass(slots=True)
@@ -382,6 +385,7 @@ _FIELDS = {cls: attrgetter(*(f.name for f in dataclasses.fields(cls))) for cls i
 _NUM_FIELDS = {cls: len(dataclasses.fields(cls)) for cls in _TYPES}
 _STEP_EVENTS = [f.name for f in dataclasses.fields(Step)].index("events")
 _EXT_DATACLASS = 1
+_KEPT_BYTES = 4 << 20
 
 
 class ProtocolError(Exception):
@@ -394,7 +398,32 @@ def _default(value: Any) -> msgpack.ExtType:
     if cls is Step:
         # One extension an event would cost more than all else in a frame of hundreds of deltas.
         body = (*body[: _STEP_EVENTS + 1], [_flat(event) for event in value.events], *body[_STEP_EVENTS + 2 :])
-    return msgpack.ExtType(_EXT_DATACLASS, msgpack.packb(body, default=_default))
+    return msgpack.ExtType(_EXT_DATACLASS, _pack(body))
+
+
+class _Packers(threading.local):
+    """Packers by depth: one that is packing cannot be used for what it holds, and a new one takes a buffer of a megabyte."""
+
+    def __init__(self) -> None:
+        self.by_depth: list[msgpack.Packer] = []
+        self.depth = 0
+
+
+_PACKERS = _Packers()
+
+
+def _pack(value: Any) -> bytes:
+    packers, depth = _PACKERS.by_depth, _PACKERS.depth
+    if depth == len(packers):
+        packers.append(msgpack.Packer(default=_default))
+    _PACKERS.depth = depth + 1
+    try:
+        packed: bytes = packers[depth].pack(value)
+    finally:
+        _PACKERS.depth = depth
+    if not depth and len(packed) > _KEPT_BYTES:
+        packers.clear()  # a buffer does not shrink
+    return packed
 
 
 def _flat(value: Any) -> tuple[Any, ...]:
@@ -425,7 +454,7 @@ def _build(body: list[Any]) -> Any:
 
 def encode(message: Message) -> bytes:
     """One frame, its length first."""
-    body = msgpack.packb(message, default=_default)
+    body = _pack(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     frame: bytes = _LENGTH.pack(len(body)) + body
