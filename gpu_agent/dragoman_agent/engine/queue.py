@@ -15,7 +15,7 @@ from dragoman_agent.engine.request import AGING_SECONDS, Sequence
 
 NUM_CLASSES = 3
 QUANTUM_TOKENS = 1024  # what a tenant may start each round
-MIN_CHARGE_TOKENS = 64  # of a start: a place in the batch is worth something, else a round of tiny prompts would have no end
+MIN_CHARGE_TOKENS = 64  # of a start: a place in the batch is worth something, else tiny prompts had rounds without end
 _PATIENCE_SECONDS = 60.0  # a sequence without a deadline is due this long after it came
 
 

@@ -243,9 +243,7 @@ def choose_graphs(
     """
     if off:
         fixed = _up_to(pal_off.GRAPH_BATCH_SIZES, max_num_seqs)
-        return fixed, Decision(
-            "graphs", _list(fixed), off, predicted=graph_bytes(shape.model, fixed), unit="bytes"
-        )
+        return fixed, Decision("graphs", _list(fixed), off, predicted=graph_bytes(shape.model, fixed), unit="bytes")
     sizes = _up_to((1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 513, 32)), max_num_seqs)
     waste = _padding_waste(shape, sizes)
     price = graph_bytes(shape.model, (1,)) / max(kv_bytes, 1.0) + _capture_seconds(shape) / _SERVING_SECONDS
