@@ -127,7 +127,7 @@ def main() -> int:
         source.check()
         found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
         profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
-        limits = Limits(max_context_tokens=8192, max_num_seqs=64, memory_utilization=0.3)
+        limits = Limits(max_context_tokens=8192, max_num_seqs=64, memory_utilization=0.2)
         plan, _ = plan_cuda(profile, source.config, limits)
         device = CudaDevice()
         device.load(source, plan, lambda _: None)
