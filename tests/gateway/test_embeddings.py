@@ -122,22 +122,32 @@ def test_headers_models_and_metrics(hashed: Any) -> None:
     assert hashed.metric("dragoman_gateway_requests_total", route="embeddings", outcome="refused") == refused + 1
 
 
-def test_an_agent_that_is_lost_costs_a_retry_only(start_stack: Callable[..., Stack]) -> None:
+@pytest.mark.parametrize("caller", ["gateway", "client"])
+def test_an_agent_that_is_lost_costs_a_retry_only(start_stack: Callable[..., Stack], caller: str) -> None:
     """The one that has the request is killed; the answer comes from the other."""
     stack = start_stack([("--null-speed", "20"), ("--null-speed", "20")])
-    found: list[httpx.Response] = []
     texts = [f"text number {index}, " * 60 for index in range(64)]
-    thread = threading.Thread(
-        target=lambda: found.append(httpx.post(f"{stack.url}{PATH}", json={"input": texts}, timeout=60))
-    )
+    found: list[Any] = []
+
+    def ask() -> None:
+        if caller == "gateway":
+            found.append(httpx.post(f"{stack.url}{PATH}", json={"input": texts}, timeout=60))
+        else:
+            with Client(stack.controller_address) as client:
+                found.append(client.embed(texts))
+
+    thread = threading.Thread(target=ask)
     thread.start()
     victim = busy_agent(stack)
     stack.agents[victim].child.send_signal(signal.SIGKILL)
     thread.join(60)
     (reply,) = found
-    assert reply.status_code == 200, reply.text
-    assert len(reply.json()["data"]) == 64
-    assert reply.headers["x-dragoman-agent"] == f"agent-{1 - victim}"
+    if caller == "client":
+        assert len(reply.vectors) == 64
+    else:
+        assert reply.status_code == 200, reply.text
+        assert len(reply.json()["data"]) == 64
+        assert reply.headers["x-dragoman-agent"] == f"agent-{1 - victim}"
 
 
 def busy_agent(stack: Stack) -> int:

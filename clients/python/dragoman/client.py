@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid
@@ -30,7 +31,7 @@ from dragoman.request import (
     read_seconds,
 )
 from dragoman.results import Embeddings, GenerationResult, Quote, quote_of
-from dragoman.retry import RetryBudget, RetryPolicy
+from dragoman.retry import RetryBudget, RetryPolicy, Step, step_after
 from dragoman.stream import Context, GenerationStream, Prepared
 from dragoman.ticket import CALL_SECONDS, Channels, ControllerAdmission, OpenAgent, ask_agent, ask_controller
 from dragoman.tls import environment_credentials
@@ -159,13 +160,7 @@ class AsyncClient:
             prompt_name=prompt_name,
             instruction=instruction,
         )
-        acquire = self._embed_inputs(request, inputs)
-        grant = await self._context.admission.acquire(acquire, _left(until))
-        ticket = grant.tickets[0]
-        request.ticket_token = ticket.token
-        channel = self._channels.get(ticket.data_address, ticket.agent_id)
-        stub = embedding_service_pb2_grpc.EmbeddingServiceStub(channel)
-        answer = await ask_agent(ticket.data_address, lambda: stub.Embed(request, timeout=_left(until) or 600.0))
+        answer = await self._embed(request, self._embed_inputs(request, inputs), until)
         return Embeddings(tuple(tuple(vector.values) for vector in answer.embeddings), answer.prompt_tokens)
 
     async def tokenize(
@@ -300,6 +295,34 @@ class AsyncClient:
         if self._controllers is None:
             raise invalid("controller", f"{what} comes from a controller, and this client has an agent only")
         return self._controllers
+
+    async def _embed(
+        self, request: embedding_service_pb2.EmbedRequest, acquire: Any, until: float | None
+    ) -> embedding_service_pb2.EmbedResponse:
+        """The answer of some agent: nothing is lost by asking another one where the first was lost or had no place."""
+        context, failures = self._context, 0
+        while True:
+            acquire.request_id = request.request_id = str(uuid.uuid4())
+            grant = await context.admission.acquire(acquire, _left(until))
+            for ticket in grant.tickets:
+                request.ticket_token = ticket.token
+                channel = self._channels.get(ticket.data_address, ticket.agent_id)
+                stub = embedding_service_pb2_grpc.EmbeddingServiceStub(channel)
+                call = partial(stub.Embed, request, timeout=_left(until) or 600.0)
+                try:
+                    answer: embedding_service_pb2.EmbedResponse = await ask_agent(ticket.data_address, call)
+                except DragomanError as error:
+                    failure = error
+                    context.admission.release(ticket)
+                    if step_after(error, accepted=False) is Step.GIVE_UP:
+                        raise
+                else:
+                    context.budget.succeeded()
+                    return answer
+            failures += 1
+            if failures >= context.policy.max_attempts or not context.budget.spend():
+                raise failure
+            await asyncio.sleep(context.policy.delay(failures, failure, context.rng))
 
     def _embed_inputs(
         self, request: embedding_service_pb2.EmbedRequest, inputs: Sequence[str | Sequence[int]]
