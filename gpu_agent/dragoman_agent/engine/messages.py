@@ -325,7 +325,7 @@ class Embedded:
     """Terminal of StartEmbed: the unnormalised last-token hidden state."""
 
     request_id: str
-    values: list[float]
+    values: bytes  # float32, little-endian: a list would cost more than the rest of an input's host work
 
 
 @dataclass(slots=True)

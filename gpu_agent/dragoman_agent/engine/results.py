@@ -135,7 +135,7 @@ class StepResults:
                 self._live.fail_non_finite(sequence)
                 continue
             self._scheduler.publish(sequence, len(sequence.token_ids))
-            self._live.end(sequence.request, Embedded(sequence.request.request_id, vector.tolist()))
+            self._live.end(sequence.request, Embedded(sequence.request.request_id, vector.astype("<f4").tobytes()))
 
     def _take_scores(self, scored: list[tuple[Request, range]], result: StepResult) -> None:
         first = 0

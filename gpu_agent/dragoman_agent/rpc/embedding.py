@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -153,8 +154,8 @@ class _Inputs:
         self._commands = commands
         self._until = None if seconds is None else time.monotonic() + seconds
         self._num_submitted = 0
-        self._found: dict[int, list[float]] = {}
-        self.vectors: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
+        self._found: dict[int, bytes] = {}
+        self.vectors: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
 
     def submit(self, num_inputs: int) -> None:
         """Hand the next inputs to the engine, in order."""
@@ -187,12 +188,12 @@ class _Inputs:
             self._engine.cancel(command.request_id, detach=True)
 
 
-def unit_vectors(values: list[list[float]], dimensions: int | None) -> Float32Array:
-    """float32 [num_inputs, width]: vectors cut to `dimensions` and scaled to Euclidean norm 1.
+def unit_vectors(values: Sequence[bytes], dimensions: int | None) -> Float32Array:
+    """float32 [num_inputs, width]: vectors of little-endian float32, cut to `dimensions` and scaled to Euclidean norm 1.
 
     Raises DragomanError for one without direction.
     """
-    vectors = np.array(values, np.float64)[:, :dimensions]
+    vectors = np.frombuffer(b"".join(values), "<f4").reshape(len(values), -1)[:, :dimensions].astype(np.float64)
     norms = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
     wrong = np.flatnonzero(~np.isfinite(norms[:, 0]) | (norms[:, 0] == 0.0))
     if len(wrong):

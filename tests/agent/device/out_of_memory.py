@@ -63,7 +63,7 @@ def answers(inject: Callable[[Any], list[int]] | None) -> dict[str, Any]:
         if isinstance(event, Delta):
             found.setdefault(event.request_id, []).extend(event.token_ids)
         elif isinstance(event, Embedded):
-            found[event.request_id] = [round(value, 4) for value in event.values]
+            found[event.request_id] = np.frombuffer(event.values, "<f4").round(4).tolist()
     assert made, "nothing was injected"
     assert core.scheduler.pool.num_free == subject.plan.num_blocks - 1
     device.close()

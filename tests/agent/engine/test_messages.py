@@ -33,7 +33,7 @@ STEP = Step(
     [
         Delta("a", 1, 4, [5], "x", [LogprobEntry(5, -0.5)], "stop", "x", None),
         Finished("a", 1, 2, 3, 0.1, 0.2, 0.3, True),
-        Embedded("e", [0.5, -0.5]),
+        Embedded("e", bytes(range(8))),
     ],
     LOAD,
     0.25,

@@ -41,7 +41,7 @@ def workload(rng: random.Random, start: Any, count: int) -> list[Any]:
     return commands
 
 
-def values_of(events: list[Any]) -> dict[str, list[float]]:
+def values_of(events: list[Any]) -> dict[str, bytes]:
     return {e.request_id: e.values for e in events if isinstance(e, Embedded)}
 
 
@@ -50,7 +50,7 @@ def test_under_pressure_each_request_gets_what_it_gets_alone(lab: Any, start: An
     rng = random.Random(seed)
     commands = workload(rng, start, 24)
     alone: dict[Any, Any] = {}
-    alone_values: dict[str, list[float]] = {}
+    alone_values: dict[str, bytes] = {}
     for command in commands:
         events = lab().run(command)
         alone.update(answers(events))

@@ -163,12 +163,15 @@ def test_a_reply_that_no_message_holds_is_refused_before_it_is_computed() -> Non
 
 
 def test_unit_vectors_refuse_what_has_no_direction() -> None:
-    whole = unit_vectors([[3.0, 4.0], [0.0, -2.0]], None)
+    def packed(*vectors: list[float]) -> list[bytes]:
+        return [np.array(vector, "<f4").tobytes() for vector in vectors]
+
+    whole = unit_vectors(packed([3.0, 4.0], [0.0, -2.0]), None)
     np.testing.assert_allclose(whole, [[0.6, 0.8], [0.0, -1.0]], rtol=1e-7)
-    assert unit_vectors([[3.0, 4.0]], 1).tolist() == [[1.0]]
+    assert unit_vectors(packed([3.0, 4.0]), 1).tolist() == [[1.0]]
     for bad in ([0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]):
         with pytest.raises(DragomanError) as caught:
-            unit_vectors([[1.0, 0.0], bad], None)
+            unit_vectors(packed([1.0, 0.0], bad), None)
         assert (caught.value.reason_name, caught.value.metadata["param"]) == ("non_finite_logits", "inputs[1]")
 
 
