@@ -121,13 +121,10 @@ class Plan:
     shared_memory_bytes: int = 0  # of one block, what kernels are built for
     prefetch: bool = False  # KV that another tier holds is copied in ahead of its use
     deterministic: bool = False  # a token's bits depend on the tokens before it alone
-    gemm_fixed: tuple[GemmFixed, ...] = ()  # by matrix and ascending max_rows, where products must not depend on the rows
-    attention_part_tokens: int = (
-        0  # parts of a context that are summed apart and folded in order; 0: not in fixed order
-    )
-    kv_host_bytes: int = 0  # KV tier in host memory; 0 is none
-    kv_disk_bytes: int = 0  # KV tier on disk; 0 is none
-    kv_link_bytes_per_second: float = 0.0  # host to device, as planned with; 0 is not known
+    # By matrix and ascending max_rows, where products must not depend on the rows.
+    gemm_fixed: tuple[GemmFixed, ...] = ()
+    # Parts of a context that are summed apart and folded in order; 0: not in fixed order.
+    attention_part_tokens: int = 0
     switches_off: tuple[str, ...] = ()  # parts of the hardware layer that were switched off, see switches.py
 
     @property

@@ -107,7 +107,8 @@ class _Process:
                 if name in steps:
                     answered.append(name)
                 if len(answered) == len(steps):
-                    return answered, ""  # it is ended: the driver takes back all at once what it would give piece by piece
+                    # It is ended: the driver takes back all at once what it would give piece by piece.
+                    return answered, ""
             self._child.wait(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
             return answered, f"its process did not end within {timeout_seconds:g} s"
