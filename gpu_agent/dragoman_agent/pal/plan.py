@@ -125,6 +125,9 @@ class Plan:
     gemm_fixed: tuple[GemmFixed, ...] = ()
     # Parts of a context that are summed apart and folded in order; 0: not in fixed order.
     attention_part_tokens: int = 0
+    kv_host_bytes: int = 0  # KV tier in host memory; 0 is none
+    kv_disk_bytes: int = 0  # KV tier on disk; 0 is none
+    kv_link_bytes_per_second: float = 0.0  # host to device, as planned with; 0 is not known
     switches_off: tuple[str, ...] = ()  # parts of the hardware layer that were switched off, see switches.py
 
     @property
