@@ -22,7 +22,7 @@ GemmChoice = GemmDecode | GemmFixed
 # Kernel by kernel, without a graph (H200, whole steps of 1,024 to 8,192 tokens of two models): what the device loses between
 # two kernels, in phases; what the host takes a kernel, torch's calls and ours together, and a call of the library, in launches.
 _STREAM_GAP = 0.75
-_HOST_LAUNCHES = 1.5
+_HOST_LAUNCHES = 3.0
 _LIBRARY_LAUNCHES = 1
 
 
