@@ -157,11 +157,12 @@ class Cell:
         prefix: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         log: Path | None = None,
+        module: str = "dragoman_agent.main",
     ) -> CellProcess:
-        """An agent on the null device unless `flags` say otherwise."""
+        """An agent on the null device unless `flags` say otherwise. `module`: what runs, where it is not the agent itself."""
         device = () if "--device" in flags else ("--device", "null")
         agent = self.agents[agent_id] = CellProcess(
-            "dragoman_agent.main", *device, "--port", "0", "--metrics-port", "0", "--agent-id", agent_id,
+            module, *device, "--port", "0", "--metrics-port", "0", "--agent-id", agent_id,
             "--controllers", self.controller_address, "--log-level", "warning", *flags,
             prefix=prefix, environ={**self._environ, **(environ or {})}, log=log,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
     python -m benchmarks.quote [--device cpu] [--model embedded] [--agents 1] [--users 4] [--requests 400] [--record]
     python -m benchmarks.quote --device cuda [--out FILE]      about two minutes on an H200; benchmarks.record_gpu records FILE
+    python -m benchmarks.quote --device null --like h200       its stand-in: the load of a GPU and its steps, four times slower
 
 Each user sends one request after the other with exponential pauses: chats that share a beginning, long prompts with short
 answers, short prompts with long answers, and plain texts whose length in tokens only the agent learns. A request is held
@@ -39,7 +40,8 @@ START_SECONDS = 240.0  # of an agent that measures its card and compiles its ker
 # What a device is asked for unless options say otherwise.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"model": "random:qwen3-0.6b", "users": 64, "requests": 100_000, "seconds": 75.0, "longest_prompt": 1024, "clients": 4},
-    "": {"model": "embedded", "users": 4, "requests": 400, "seconds": 3600.0, "longest_prompt": 256, "clients": 1},
+    "h200": {"users": 64, "requests": 100_000, "seconds": 90.0, "longest_prompt": 1024, "clients": 2, "null_speed": 4.0, "pause": 2.0},
+    "": {"null_speed": 20.0, "pause": 0.5, "model": "embedded", "users": 4, "requests": 400, "seconds": 3600.0, "longest_prompt": 256, "clients": 1},
 }  # fmt: skip
 
 
@@ -171,8 +173,13 @@ def options_of() -> argparse.Namespace:
     """The command line, with what its device is usually asked for."""
     parser = argparse.ArgumentParser(description="error and coverage of quotes under a mixed load")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or null")
+    parser.add_argument("--null-speed", type=float, help="step times of the null device, as its own option")
+    parser.add_argument("--like", choices=("h200",), help="the null device with the steps of another, see like_h200.py")
     parser.add_argument(
-        "--null-speed", type=float, default=20.0, help="step times of the null device, as its own option"
+        "--noise",
+        type=float,
+        default=0.25,
+        help="of single steps of --like, as the standard deviation of their logarithm",
     )
     parser.add_argument("--model")
     parser.add_argument("--agents", type=int, default=1)
@@ -180,7 +187,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--seconds", type=float, help="no request begins after it")
     parser.add_argument("--clients", type=int, help="processes that share the users")
-    parser.add_argument("--pause", type=float, default=0.5, help="mean pause of a user in seconds")
+    parser.add_argument("--pause", type=float, help="mean pause of a user in seconds")
     parser.add_argument("--longest-prompt", type=int)
     parser.add_argument("--case", default="", help="name of the record; unset takes the device")
     parser.add_argument(
@@ -188,10 +195,13 @@ def options_of() -> argparse.Namespace:
     )
     parser.add_argument("--record", action="store_true", help="record in results/control.json")
     options = parser.parse_args()
-    for name, value in DEFAULTS.get(options.device, DEFAULTS[""]).items():
+    if options.like and options.device != "null":
+        parser.error("--like is about --device null: a real device takes the time that it takes")
+    for name, value in (DEFAULTS[""] | DEFAULTS.get(options.like or options.device, {})).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    options.case = options.case or {"cuda": "h200"}.get(options.device, options.device)
+    like = f"null-like-{options.like}" if options.like else options.device
+    options.case = options.case or {"cuda": "h200"}.get(options.device, like)
     return options
 
 
@@ -203,9 +213,14 @@ def main() -> None:
         flags = ("--device", options.device, "--model", options.model)
         if options.device == "null":
             flags = ("--device", "null", "--null-speed", str(options.null_speed))
+        stand_in: dict[str, Any] = {}
+        if options.like:
+            from benchmarks import like_h200  # not where the agent's packages are another environment's
+
+            stand_in = {"module": like_h200.MODULE, "environ": {"PYTHONPATH": ".", like_h200.NOISE: str(options.noise)}}
         started = time.monotonic()
         for number in range(options.agents):
-            cell.start_agent(f"agent-{number}", *flags, wait=False)
+            cell.start_agent(f"agent-{number}", *flags, wait=False, **stand_in)
         for agent_id in list(cell.agents):
             cell.wait_agent(agent_id, START_SECONDS)
         print(f"{options.agents} agents ready after {time.monotonic() - started:.1f} s", flush=True)
