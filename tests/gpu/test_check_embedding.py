@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from tests.agent.model.embedding_model import save_embedding_model
 
 from dragoman.step_model import StepModel
 from dragoman_agent.device.cpu import CpuDevice
-from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32
+from dragoman_agent.device.cpu_road import KV_DTYPES, NATIVE_FLOAT32, TORCH_FLOAT32
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core
-from dragoman_agent.model.source import open_model
+from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer
 
@@ -50,24 +55,57 @@ def checks() -> ModuleType:
     return module
 
 
-def test_the_checks_pass_on_our_vectors_and_tell_of_others(
-    checks: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_embedding_model(tmp_path, dtype=torch.bfloat16)
-    source = open_model(str(tmp_path), tmp_path)
+@contextmanager
+def cores(source: ModelSource, road: str) -> Iterator[Callable[[], EngineCore]]:
+    plan = dataclasses.replace(PLAN, road=road, kv_dtype=KV_DTYPES[road])
     device = CpuDevice()
-    device.load(source, PLAN, lambda _: None)
-
-    def core_of() -> EngineCore:
-        return build_core(device, source, PLAN)
-
-    encode = TextTokenizer.from_files(source.tokenizer).encode
-    ids = [encode(text) for text in checks.texts()]
-    ours = checks.embed(core_of(), ids)
-    assert checks.check_company(core_of, ids, ours) == 0
-    assert checks.check_transformers(tmp_path, ids, ours) == 0
-    assert checks.check_sentence_transformers(tmp_path, source, core_of) == 0
-    assert capsys.readouterr().out.count("at least") >= 3
-    assert checks.check_company(core_of, ids, ours[::-1]) == 2
-    assert checks.check_transformers(tmp_path, ids, ours[::-1]) == 2
+    device.load(source, plan, lambda _: None)
+    assert device.info["road"] == road
+    yield lambda: build_core(device, source, plan)
     device.close()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("embedding")
+    save_embedding_model(made, dtype=torch.bfloat16)
+    return made
+
+
+@pytest.fixture(scope="module")
+def source(directory: Path) -> ModelSource:
+    return open_model(str(directory), directory)
+
+
+def ids_of(checks: ModuleType, source: ModelSource) -> list[list[int]]:
+    encode = TextTokenizer.from_files(source.tokenizer).encode
+    return [encode(text) for text in checks.texts()]
+
+
+def test_the_checks_pass_on_our_vectors_and_tell_of_others(
+    checks: ModuleType, directory: Path, source: ModelSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = ids_of(checks, source)
+    exact = checks.reference(directory, ids, torch.float32)
+    rounding = float(np.linalg.norm(checks.reference(directory, ids, torch.bfloat16) - exact))
+    with cores(source, TORCH_FLOAT32) as core_of:
+        ours = checks.embed(core_of(), ids)
+        assert checks.check_company(core_of, ids, ours, rounding) == 0
+        assert checks.check_transformers(exact, rounding, ours) == 0
+        assert checks.check_sentence_transformers(directory, source, core_of) == 0
+        assert capsys.readouterr().out.count("at most") == 3
+        assert checks.check_company(core_of, ids, ours[::-1], rounding) == 2
+        assert checks.check_transformers(exact, rounding, ours[::-1]) == 2
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which is not installed")
+def test_one_bit_that_differs_is_told(
+    checks: ModuleType, source: ModelSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = ids_of(checks, source)
+    with cores(source, NATIVE_FLOAT32) as core_of:  # computes each row by itself
+        raw = checks.raw_vectors(core_of(), ids)
+        assert checks.check_bits(core_of, ids, raw) == 0
+        raw[3] = bytes([raw[3][0] ^ 1]) + raw[3][1:]
+        assert checks.check_bits(core_of, ids, raw) == 2
+    assert f"{len(ids) - 1} of {len(ids)} texts have the same bits" in capsys.readouterr().out
