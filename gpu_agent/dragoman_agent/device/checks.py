@@ -26,6 +26,8 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous:
 
     `num_previous` rows of the step before can be referred to.
     """
+    if _is_sound_decode(batch, config, plan, num_previous):
+        return
     num_tokens, num_seqs = len(batch.token_ids), len(batch.context_lens)
     if not 1 <= num_tokens <= plan.max_batch_tokens:
         raise ValueError(f"a step takes 1 to {plan.max_batch_tokens} tokens, token_ids has {num_tokens}")
@@ -63,6 +65,43 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous:
         i, at = wrong[0].tolist()
         raise ValueError(f"block_tables[{i}][{at}] is {tables[i, at]}; 1 to {plan.num_blocks - 1} are possible")
     _check_places(batch, plan.page_size, num_queries)
+
+
+def _is_sound_decode(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int) -> bool:
+    """Whether a step is one of decode alone, a token a sequence, in which `check_batch` would find no fault.
+
+    The road of nearly every step, so it may not cost what naming a fault does. It may say no to a sound step.
+    """
+    token_ids, lens, starts, tables = batch.token_ids, batch.context_lens, batch.query_starts, batch.block_tables
+    page_size, num_seqs = plan.page_size, len(lens)
+    if not (1 <= num_seqs <= min(plan.max_batch_tokens, plan.max_num_seqs) and len(starts) == num_seqs + 1):
+        return False
+    if not len(token_ids) == len(batch.positions) == len(batch.slot_mapping) == len(tables) == num_seqs:
+        return False
+    if len(batch.pool_seqs) + len(batch.score_rows) + len(batch.score_targets) or plan.num_blocks * page_size > 1 << 31:
+        return False
+    rows = np.arange(num_seqs + 1)
+    longest = int(lens.max())
+    if not (starts == rows).all() or longest > min(plan.max_context_tokens, tables.shape[1] * page_size):
+        return False
+    if lens.min() < 1 or token_ids.min() < -num_previous or token_ids.max() >= config.vocab_size:
+        return False
+    sampled = batch.sample_seqs
+    if len(sampled) and (sampled.min() < 0 or sampled.max() >= num_seqs):
+        return False
+    positions = lens - 1
+    pages = positions // page_size
+    width = (longest - 1) // page_size + 1
+    used = np.arange(width) <= pages[:, None]
+    tables = tables[:, :width]
+    if ((tables > 0) < used).any() or tables.max() >= plan.num_blocks:
+        return False
+    blocks = tables[rows[:-1], pages]
+    slots = (blocks - pages) * page_size + positions
+    if (batch.positions != positions).any() or (batch.slot_mapping != slots).any():
+        return False
+    blocks.sort()
+    return not (blocks[1:] == blocks[:-1]).any()
 
 
 def _check_places(batch: StepBatch, page_size: int, num_queries: Int32Array) -> None:
