@@ -85,7 +85,7 @@ def test_both_roads_find_the_same_faults(batch: StepBatch, data: st.DataObject) 
             at = data.draw(st.integers(0, values.size - 1))
             wrong = data.draw(st.sampled_from((-3, -1, 0, 1, 59, 60, 1 << 30)) | st.integers(-4, 300))
             values.flat[at] = wrong if data.draw(st.booleans()) else values.flat[at] + np.sign(wrong)
-        else:
+        elif values.ndim == 1:
             values = np.array([data.draw(st.integers(-1, 9))], np.int32)
         batch = replace(batch, **{name: values})
     expected = fault(batch, 2)
