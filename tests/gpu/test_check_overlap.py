@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ import pytest
 
 from dragoman_agent.device.null import NullDevice
 
-QUICK = ["--device", "null", "--batch", "8", "--tokens", "16", "--host-limit", "1"]
+QUICK = ["--device", "null", "--batch", "8", "--tokens", "16"]
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,46 @@ def check() -> ModuleType:
     return module
 
 
-def test_the_null_device_passes(check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.main([*QUICK, "--out", str(tmp_path)]) == 0
-    assert sum(line.startswith("ok ") for line in capsys.readouterr().out.splitlines()) == 2 * len(check.KINDS)
+def test_the_null_device_passes_whatever_the_bar_of_host_work(
+    check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.main([*QUICK, "--host-limit", "1e-9", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("ok ") for line in said) == 2 * len(check.KINDS)
+    assert [line.split(":")[0] for line in said if "the bar of 0 us is missed" in line] == ["ok plain"]
+    seen = json.loads((tmp_path / "overlap.json").read_text())
+    assert [one["kind"] for one in seen["overlap"]] == list(check.KINDS) and seen["answers_off"] == 0
+    assert seen["overlap"][0]["host_seconds"] > seen["overlap"][0]["host_limit_seconds"] == 1e-9
+
+
+@pytest.mark.parametrize(
+    ("early", "gap", "host", "is_late", "verdict"),
+    [
+        (0.99, 3e-6, 1.8e-3, False, "ok"),
+        (0.99, 3e-6, 5e-3, True, "ok"),
+        (0.0, 770e-6, 4.8e-3, True, "SLOW"),  # as on an H200
+        (0.0, 770e-6, 4.8e-3, False, "OFF"),  # nothing in the text is waited for
+        (0.0, 770e-6, 1.0e-3, True, "OFF"),
+        (0.99, 770e-6, 1.0e-3, True, "OFF"),
+    ],
+)
+def test_a_device_may_wait_only_for_a_host_without_time(
+    check: ModuleType,
+    early: float,
+    gap: float,
+    host: float,
+    is_late: bool,
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(check, "MAX_GAP", 0.03)
+    assert check.judge(check.Overlap(120, early, gap, 4.1e-3), host, is_late=is_late) == verdict
+
+
+def test_an_answer_that_differs_is_told(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([{"a": [1, 2], "b": [3]}, {"a": [1, 4], "b": [3]}])
+    monkeypatch.setattr(check, "play", lambda core, starts: next(answers))
+    assert check.check_answers(lambda **_: None, "grammar", 2, 2) == 1
 
 
 def test_a_device_that_is_waited_for_is_told(
