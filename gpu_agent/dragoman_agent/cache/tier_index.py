@@ -33,7 +33,8 @@ class TierIndex:
         self._entries: dict[bytes, TierEntry] = {}
         self._children: dict[bytes, set[bytes]] = {}
         self._last_of_unit: dict[bytes, bytes] = {}  # first 8 bytes of a unit's hash -> the block it ends in
-        self._free: list[int] = []
+        self._free: list[int] = []  # slots that were used and are free again
+        self._num_used = 0  # slots below it have been handed out; those from it on never were, and take no memory
         self._leaves: list[tuple[int, int, TierEntry]] = []  # heap of (last used, order, entry); stale ones are skipped
         self._clock = 0
         self._stored: list[bytes] = []
@@ -44,14 +45,13 @@ class TierIndex:
         self.grow(capacity)
 
     def grow(self, num_slots: int) -> None:
-        """More slots."""
-        self._free.extend(range(self.capacity + num_slots - 1, self.capacity - 1, -1))
+        """More slots. A directory may be given far more than it ever holds: slots are numbered when they are taken."""
         self.capacity += num_slots
 
     @property
     def num_free(self) -> int:
         """Slots that hold nothing."""
-        return len(self._free)
+        return len(self._free) + self.capacity - self._num_used
 
     @property
     def num_entries(self) -> int:
@@ -74,7 +74,7 @@ class TierIndex:
         """
         if page.digest in self._entries or (parent and parent not in self._entries):
             return None
-        slot = self._free.pop() if self._free else self._evict(parent)
+        slot = self._take_free() if self.num_free else self._evict(parent)
         if slot is None:
             return None
         entry = TierEntry(slot, page, parent)
@@ -177,6 +177,12 @@ class TierIndex:
         """Blocks that went to make room since the last call."""
         evicted, self._evicted = self._evicted, []
         return evicted
+
+    def _take_free(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._num_used += 1
+        return self._num_used - 1
 
     def _evict(self, parent: bytes) -> int | None:
         """Drop the least recently used leaf that no copy uses and that is not `parent`; its slot."""

@@ -41,6 +41,13 @@ def test_a_block_without_its_parent_is_not_taken() -> None:
     assert index.reserve(page("b"), b"a") is None and index.num_free == 4
 
 
+def test_a_directory_that_was_given_far_too_much_costs_no_memory() -> None:
+    index = TierIndex(10**15)
+    assert [entry.slot for entry in put(index, "a", "a1")] == [0, 1] and index.num_free == 10**15 - 2
+    index.discard(b"a1")
+    assert [entry.slot for entry in put(index, "b", "b1")] == [1, 2], "a slot that is free again goes first"
+
+
 def test_the_least_recently_used_leaf_goes_first() -> None:
     index = TierIndex(4)
     put(index, "a", "a1")
@@ -143,7 +150,8 @@ class IndexMachine(RuleBasedStateMachine):
     def every_slot_has_one_state(self) -> None:
         index = self.index
         busy = {id(entry): entry for entry in (*index._entries.values(), *self.writing, *self.reading)}
-        slots = [*index._free, *(entry.slot for entry in busy.values())]
+        unused = range(index._num_used, index.capacity)
+        slots = [*index._free, *unused, *(entry.slot for entry in busy.values())]
         assert sorted(slots) == list(range(index.capacity))
         assert index.num_held == sum(entry.is_held for entry in index._entries.values())
 
