@@ -38,7 +38,7 @@ from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
-from dragoman_agent.engine.philox import uniforms
+from dragoman_agent.engine.philox import UniformsAhead, uniforms
 from dragoman_agent.engine.sampler import Sampled, sample_some, score
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
@@ -147,6 +147,7 @@ class CudaDevice:
         self._packed = torch.zeros(words, dtype=torch.int32, device=device)
         self._serial = 0
         self._awaits_sampling = False
+        self._uniforms = UniformsAhead()
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
         self._graphs: dict[int, tuple[Graph, torch.Tensor]] = {}
 
@@ -408,15 +409,15 @@ class CudaDevice:
 
     def _fill_decode(self, batch: StepBatch, slot: StepSlot, num_padded: int) -> None:
         """One copy to the device, spread over the static arrays that the graphs read."""
-        num_rows = len(batch.token_ids)
+        num_rows, sampling = len(batch.token_ids), batch.sampling
         width = -(-int(batch.context_lens.max()) // self._plan.page_size)
         host = slot.staging.numpy()
         head = host[: 7 * num_rows]
         head[: 4 * num_rows].reshape(4, num_rows)[:] = (
             batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens,
         )  # fmt: skip
-        head[4 * num_rows : 5 * num_rows] = batch.sampling.temperatures.view(np.int32)
-        head[5 * num_rows :] = _uniforms(batch).view(np.int32)
+        head[4 * num_rows : 5 * num_rows] = sampling.temperatures.view(np.int32)
+        head[5 * num_rows :] = self._uniforms.draw(sampling.seeds, sampling.choices, sampling.cursors).view(np.int32)
         words = num_rows * (7 + width)
         host[7 * num_rows : words].reshape(num_rows, width)[:] = batch.block_tables[:, :width]
         self._packed[:words].copy_(slot.staging[:words], non_blocking=True)

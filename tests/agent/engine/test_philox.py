@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dragoman_agent.engine.philox import philox4x32, uniforms
+from dragoman_agent.engine import philox
+from dragoman_agent.engine.philox import UniformsAhead, philox4x32, uniforms
 
 # Random123's published known-answer vectors: counter, key, result.
 KNOWN = [
@@ -47,3 +48,65 @@ def test_uniforms_fill_the_unit_interval_evenly() -> None:
     observed = np.bincount((values * 100).astype(int), minlength=100)
     chi_square = ((observed - count / 100) ** 2 / (count / 100)).sum()
     assert chi_square < 99 + 5 * np.sqrt(2 * 99)
+
+
+def rows_of(num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    seeds = rng.integers(0, 1 << 64, num, dtype=np.uint64)
+    return seeds, rng.integers(0, 4, num, dtype=np.int32), rng.integers(0, 1000, num, dtype=np.int32)
+
+
+@pytest.mark.parametrize("num", [0, 1, 7])
+def test_uniforms_drawn_ahead_are_those_drawn_alone(num: int) -> None:
+    """Over steps that go on as foreseen and ones that do not: other rows, cursors, choices, seeds, order, counts."""
+    rng = np.random.default_rng(num)
+    ahead = UniformsAhead()
+    rows = rows_of(num)
+    for step in range(300):
+        assert np.array_equal(ahead.draw(*rows), uniforms(*rows)), step
+        seeds, choices, cursors = (part.copy() for part in rows)
+        cursors += 1
+        change = int(rng.integers(0, 60)) if step % 100 > 40 else -1  # long stretches without one too
+        if num and change < 6:
+            at = int(rng.integers(num))
+            if change == 0:
+                seeds[at] ^= np.uint64(1 << 40)
+            elif change == 1:
+                choices[at] += 1
+            elif change == 2:
+                cursors[at] -= 1  # the same step again
+            elif change == 3:
+                order = rng.permutation(num)
+                seeds, choices, cursors = seeds[order], choices[order], cursors[order]
+        rows = (seeds[at:], choices[at:], cursors[at:]) if num and change == 4 else (seeds, choices, cursors)
+        if change == 5:
+            rows = rows_of(num, step)
+        num = len(rows[0])
+
+
+def test_uniforms_are_drawn_ahead_only_while_the_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def counted(*rows: np.ndarray) -> np.ndarray:
+        drawn.append(len(rows[0]))
+        return uniforms(*rows)
+
+    monkeypatch.setattr(philox, "uniforms", counted)
+    ahead = UniformsAhead()
+    seeds, choices, cursors = rows_of(3)
+    for step in range(1 + 4 + 16 + 16):
+        ahead.draw(seeds, choices, cursors + np.int32(step))
+    assert drawn == [3, 12, 48, 48]
+    drawn.clear()
+    for step in range(5):
+        ahead.draw(seeds + np.uint64(step + 1), choices, cursors)
+    assert drawn == [3] * 5
+
+
+def test_what_the_caller_does_to_its_arrays_changes_no_draw() -> None:
+    ahead = UniformsAhead()
+    seeds, choices, cursors = rows_of(2)
+    for _ in range(8):
+        expected = uniforms(seeds, choices, cursors)
+        assert np.array_equal(ahead.draw(seeds, choices, cursors), expected)
+        cursors += 1
