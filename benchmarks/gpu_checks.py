@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_checks OUT [--models qwen3-0.6b,...] [--only NAME,...] [--seconds 500]
 
 Prints a line a check and the end of what a failed one said; all that they said goes to OUT/<check>.log, the verdicts to
-OUT/checks.json. What is new in tests/gpu is run too. Exit 1 when a check failed, ran past its limit or had no time left.
+OUT/checks.json. What is new in tests/gpu is run too. What never ran on a GPU comes first, long checks that always passed come last.
+Exit 1 when a check failed or ran past its own limit; 3 when none did and the time for all ended before some had theirs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ MAX_PARALLEL = 6
 NOT_CHECKS = ("check_probe",)  # has its own group: it measures, and needs the card to itself
 POLL_SECONDS = 0.1
 END_LINES = 25
+FIRST, USUAL, LAST = range(3)  # ranks: never ran on a GPU, ran, long and always passed
+EXIT_FAILED, EXIT_NO_TIME = 1, 3
 # The card's quick profile, which the checks plan from: made once before they start together.
 PROFILE = "from pathlib import Path; from dragoman_agent.pal.attributes import take_inventory; from dragoman_agent.pal.probe import profile_device; profile_device(next(d for d in take_inventory().devices if d.facts.kind == 'cuda'), Path('/tmp/dragoman-check'))"  # fmt: skip
 
@@ -38,8 +41,8 @@ class Check:
     command: tuple[str, ...]
     gigabytes: int = 30
     limit_seconds: float = 120.0
-    alone: bool = False  # it counts or times the whole card
-    last: bool = False  # it breaks something on purpose
+    alone: bool = False  # it counts, times or breaks on purpose what belongs to the whole card
+    rank: int = USUAL
 
 
 @dataclass(slots=True)
@@ -57,20 +60,23 @@ def script(name: str, *arguments: str, **settings: Any) -> Check:
     return Check(label, (sys.executable, f"tests/gpu/{name}.py", *arguments), **settings)
 
 
-def all_checks(models: Sequence[str], embedded: str = "") -> list[Check]:
-    """Those known here, then whatever else tests/gpu has."""
+def all_checks(models: Sequence[str], out: Path, embedded: str = "") -> list[Check]:
+    """Those known here, then whatever else tests/gpu has. Files that a check writes go to a folder of its own in `out`."""
     ops = "tests/kernels/triton/check_ops.py"
+    traces = ("--out", str(out.absolute() / "overlap"))
+    overlap = (sys.executable, "tests/gpu/check_overlap.py", models[0], *traces)
     known = [
+        script("check_sticky", f"random:{models[0]}", gigabytes=70, limit_seconds=180, alone=True, rank=FIRST),
+        script("check_tiers", models[0], gigabytes=100, limit_seconds=150, alone=True, rank=FIRST),
+        Check(f"overlap-{models[0]}", overlap, 30, 120, alone=True, rank=FIRST),
+        script("check_embedding", gigabytes=40, limit_seconds=180, rank=FIRST),
         script("check_facts", gigabytes=2, limit_seconds=40, alone=True),
         script("check_indices", gigabytes=8, limit_seconds=80, alone=True),
         *(Check(f"ops-{dtype}", (sys.executable, ops, "cuda", dtype), 8, 200) for dtype in ("bfloat16", "float16")),
-        script("check_tiers", models[0], gigabytes=100, limit_seconds=150, alone=True),
-        script("check_overlap", models[0], gigabytes=30, limit_seconds=90, alone=True),
         script("check_device", gigabytes=20, limit_seconds=200),
-        *(script("check_parity", model, gigabytes=55 if model.endswith("8b") else 25, limit_seconds=200) for model in models),
+        *(script("check_parity", model, gigabytes=55 if model.endswith("8b") else 25, limit_seconds=200, rank=LAST) for model in models),
         script("check_features", models[0], gigabytes=25, limit_seconds=150),
         script("check_sampling", gigabytes=8, limit_seconds=150),
-        script("check_sticky", f"random:{models[0]}", gigabytes=70, limit_seconds=120, alone=True, last=True),
     ]  # fmt: skip
     if embedded:
         known.append(script("check_engine", embedded, gigabytes=25, limit_seconds=150))
@@ -89,11 +95,12 @@ class Runner:
         self.verdicts: dict[str, dict[str, Any]] = {}
 
     def run(self, checks: Sequence[Check]) -> None:
-        """Those alone one after another, then the others beside each other, the large ones first, then what breaks things."""
-        for check in (one for one in checks if one.alone and not one.last):
+        """By rank: the first of those alone one after another, then those beside each other, then the rest of those alone."""
+        alone = sorted((one for one in checks if one.alone), key=lambda one: one.rank)
+        for check in (one for one in alone if one.rank == FIRST):
             self._together([check])
-        self._together(sorted((one for one in checks if not one.alone), key=lambda one: -one.gigabytes))
-        for check in (one for one in checks if one.alone and one.last):
+        self._together(sorted((one for one in checks if not one.alone), key=lambda one: (one.rank, -one.gigabytes)))
+        for check in (one for one in alone if one.rank != FIRST):
             self._together([check])
 
     def _together(self, waiting: list[Check]) -> None:
@@ -105,7 +112,7 @@ class Runner:
                 check = fitting[0]
                 waiting.remove(check)
                 if time.monotonic() > self._deadline:
-                    self._tell(check, 0.0, "no time was left")
+                    self._tell(check, 0.0, "the time for all checks was over before it began", no_time=True)
                     continue
                 running.append(self._start(check))
                 continue
@@ -124,21 +131,28 @@ class Runner:
         if code is not None:
             self._tell(one.check, seconds, "" if code == 0 else f"exit {code}")
             return True
-        if seconds > one.check.limit_seconds or now > self._deadline:
+        is_late = seconds > one.check.limit_seconds
+        if is_late or now > self._deadline:
             os.killpg(one.process.pid, 9)  # its own group: made with its session
             one.process.wait()
-            self._tell(one.check, seconds, f"ended after {seconds:.0f} s, its limit is {one.check.limit_seconds:g} s")
+            why = f"its limit is {one.check.limit_seconds:g} s" if is_late else "the time for all checks was over"
+            self._tell(one.check, seconds, f"ended after {seconds:.0f} s, {why}", no_time=not is_late)
             return True
         return False
 
-    def _tell(self, check: Check, seconds: float, problem: str) -> None:
-        self.verdicts[check.name] = {"ok": not problem, "seconds": round(seconds, 1), "problem": problem}
-        print(f"{'FAILED' if problem else 'ok':6} {check.name} {seconds:.1f} s {problem}", flush=True)
+    def _tell(self, check: Check, seconds: float, problem: str, *, no_time: bool = False) -> None:
+        verdict = "no time" if no_time else "failed" if problem else "ok"
+        self.verdicts[check.name] = {"verdict": verdict, "seconds": round(seconds, 1), "problem": problem}
+        print(f"{'FAILED' if verdict == 'failed' else verdict:7} {check.name} {seconds:.1f} s {problem}", flush=True)
         log = self._log(check)
         if problem and log.exists():
             lines = log.read_text(errors="replace").splitlines()[-END_LINES:]
             print("\n".join(f"       | {line[:300]}" for line in lines), flush=True)
         (self._out / "checks.json").write_text(json.dumps(self.verdicts, indent=1) + "\n")
+
+    def named(self, verdict: str) -> list[str]:
+        """The checks with this verdict: ok, failed, no time."""
+        return [name for name, one in self.verdicts.items() if one["verdict"] == verdict]
 
     def _log(self, check: Check) -> Path:
         return self._out / f"{check.name.replace('/', '_').replace(':', '_')}.log"
@@ -153,15 +167,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=500.0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    checks = all_checks(options.models.split(","), os.environ.get("EMBEDDED_MODEL", ""))
+    checks = all_checks(options.models.split(","), options.out, os.environ.get("EMBEDDED_MODEL", ""))
     if options.only:
         checks = [one for one in checks if one.name.startswith(tuple(options.only.split(",")))]
     runner = Runner(options.out, options.seconds)
-    profile = Check("profile", (sys.executable, "-c", PROFILE), 4, 60, alone=True)
+    profile = Check("profile", (sys.executable, "-c", PROFILE), 4, 60, alone=True, rank=FIRST)
     runner.run([profile, *checks])
-    bad = [name for name, verdict in runner.verdicts.items() if not verdict["ok"]]
-    print(f"{len(runner.verdicts) - len(bad)} of {len(runner.verdicts)} checks are good" + (f"; not: {', '.join(bad)}" if bad else ""))  # fmt: skip
-    return 1 if bad else 0
+    failed, no_time = runner.named("failed"), runner.named("no time")
+    print(
+        f"{len(runner.named('ok'))} of {len(runner.verdicts)} checks are good"
+        + (f"; failed: {', '.join(failed)}" if failed else "")
+        + (f"; no time: {', '.join(no_time)}" if no_time else "")
+    )
+    return EXIT_FAILED if failed else EXIT_NO_TIME if no_time else 0
 
 
 if __name__ == "__main__":
