@@ -38,8 +38,21 @@ class EngineProcess:
         listener.setblocking(False)
         self._listener: socket.socket | None = listener
         self._process = subprocess.Popen(
-            [*command, "--socket", path], stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
+            [*command, "--socket", path], stdin=subprocess.PIPE, stdout=_STDERR, start_new_session=True
         )
+
+    def configure(self, config: str) -> None:
+        """Give it its configuration, once. One that has ended meanwhile is noticed by who watches."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(config.encode())
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     @property
     def pid(self) -> int:
@@ -83,6 +96,7 @@ class EngineProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        self._close_stdin()
         if self._listener is not None:
             self._listener.close()
         self.forget_socket()

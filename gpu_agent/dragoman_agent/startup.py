@@ -1,14 +1,14 @@
-"""What an agent does before gRPC: open the model's files, choose the device, plan, spawn the engine process.
+"""What an agent does before gRPC: spawn the engine process, open the model's files, choose the device, plan.
 
 Imports neither gRPC nor, for the null device, torch. The engine is spawned from here since a process that runs gRPC must not
-fork, and since both processes then import their libraries at the same time.
+fork, and first of all, so that it imports its libraries while this process plans (see `EarlyEngine`).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +18,16 @@ from dragoman_agent.config import AgentSettings
 from dragoman_agent.engine_process import EngineProcess
 
 if TYPE_CHECKING:
+    from dragoman_agent.engine.config import EngineConfig
     from dragoman_agent.model.source import ModelSource
     from dragoman_agent.pal.plan import Plan
     from dragoman_agent.pal.startup import PalResult
     from dragoman_text.files import TokenizerFiles
 
 NULL_NUM_SEQS = 256
+_TORCH_KINDS = ("cuda", "hip", "xpu")  # whose libraries take seconds to import and hundreds of megabytes
+# There with a driver that has a card: to look is free, to ask the driver is not.
+_DRIVER_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd",)}
 
 
 class StartupError(Exception):
@@ -46,9 +50,58 @@ class Prepared:
         return min(plan.max_context_tokens, (plan.num_blocks - 1) * plan.page_size)
 
 
+class EarlyEngine:
+    """The engine process while there is no plan for it yet.
+
+    A guess says which device's library it imports. Where that was wrong it is ended and another spawned, so that no process
+    keeps a library it does not need; likewise where a measurement must not be disturbed by its imports.
+    """
+
+    def __init__(self, kind: str) -> None:
+        """`kind` of device that is likely to be chosen."""
+        self._kind = kind
+        self._process: EngineProcess | None = EngineProcess(engine_command(kind))
+
+    def stop(self) -> None:
+        """End the process; `configure` spawns another. Safe to call twice."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def configure(self, config: EngineConfig) -> EngineProcess:
+        """Tell the process what it is to do; the process."""
+        if self._kind != config.device and {self._kind, config.device} & set(_TORCH_KINDS):
+            self.stop()
+        if self._process is None:
+            self._process = EngineProcess(engine_command(config.device))
+        self._process.configure(config.to_json())
+        return self._process
+
+
 @contextmanager
 def prepare(settings: AgentSettings) -> Iterator[Prepared]:
-    """Open, choose, plan and spawn. The engine process is gone when the block is left. Raises StartupError."""
+    """Spawn, open, choose and plan. The engine process is gone when the block is left. Raises StartupError."""
+    early = EarlyEngine(likely_kind(settings.device))
+    try:
+        source, pal = _plan(settings, early)
+        template = None
+        if settings.chat_template is not None:
+            template = read_chat_template(settings.chat_template, source.tokenizer)
+        engine = early.configure(engine_config(settings, pal.plan, pal.capability))
+        yield Prepared(source, pal, engine, template)
+    finally:
+        early.stop()
+
+
+def likely_kind(requested: str, exists: Callable[[str], bool] = os.path.exists) -> str:
+    """The kind of device that `--device` most likely means. For "auto": what has a driver here, else the CPU."""
+    if requested != "auto":
+        return requested
+    return next((kind for kind, paths in _DRIVER_FILES.items() if any(map(exists, paths))), "cpu")
+
+
+def _plan(settings: AgentSettings, early: EarlyEngine) -> tuple[ModelSource, PalResult]:
+    """Open, choose and plan. Raises StartupError."""
     from dragoman_agent.device.base import DeviceError
     from dragoman_agent.model.errors import ModelFileError
     from dragoman_agent.pal.planner import PlanError
@@ -58,17 +111,11 @@ def prepare(settings: AgentSettings) -> Iterator[Prepared]:
     from dragoman_text.files import TokenizerFilesError
 
     try:
-        source, pal = _on_null(settings) if settings.device == "null" else _on_device(settings)
+        return _on_null(settings) if settings.device == "null" else _on_device(settings, early)
     except (
         DeviceError, ModelFileError, PlanError, ProfileError, NoDeviceError, TokenizerFilesError, TuningError,
     ) as error:  # fmt: skip
         raise StartupError(str(error)) from error
-    template = None if settings.chat_template is None else read_chat_template(settings.chat_template, source.tokenizer)
-    engine = EngineProcess(engine_command(settings, pal.plan, pal.capability))
-    try:
-        yield Prepared(source, pal, engine, template)
-    finally:
-        engine.kill()
 
 
 def read_chat_template(path: Path, files: TokenizerFiles) -> str:
@@ -98,11 +145,17 @@ def read_chat_template(path: Path, files: TokenizerFiles) -> str:
     return source
 
 
-def engine_command(settings: AgentSettings, plan: Plan, capability: str = "") -> list[str]:
-    """The engine process' command line, all but its socket. `capability`: of the GPU, for which it compiles ahead."""
+def engine_command(kind: str) -> list[str]:
+    """The engine process' command line, all but its socket. `kind`: of the device whose library it imports at once."""
+    # -P: the working directory is not searched for modules.
+    return [sys.executable, "-P", "-m", "dragoman_agent.engine.process", "--import-device", kind]
+
+
+def engine_config(settings: AgentSettings, plan: Plan, capability: str = "") -> EngineConfig:
+    """What the engine process is to do. `capability`: of the GPU, for which it compiles ahead."""
     from dragoman_agent.engine.config import EngineConfig
 
-    config = EngineConfig(
+    return EngineConfig(
         device=plan.device_kind,
         model=settings.model_spec,
         plan=plan,
@@ -114,8 +167,6 @@ def engine_command(settings: AgentSettings, plan: Plan, capability: str = "") ->
         trace_dir=str(settings.trace_dir.absolute()) if settings.trace_dir else "",
         capability=capability,
     )
-    # -P: the working directory is not searched for modules.
-    return [sys.executable, "-P", "-m", "dragoman_agent.engine.process", "--config", config.to_json()]
 
 
 def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
@@ -136,7 +187,7 @@ def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     return source, start_on_null(replace(plan, deterministic=settings.deterministic))
 
 
-def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
+def _on_device(settings: AgentSettings, early: EarlyEngine) -> tuple[ModelSource, PalResult]:
     from dragoman_agent.model.embedded import default_cache_dir
     from dragoman_agent.model.source import open_model
     from dragoman_agent.pal.cpu_facts import free_host_bytes
@@ -171,6 +222,6 @@ def _on_device(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     pal = start_on_device(
         source, settings.device, settings.dtype, limits, cache_dir,
         switches=switches, profile=settings.profile, profile_force=settings.profile_force,
-        tuning=cast(Tuning, settings.tune),
+        tuning=cast(Tuning, settings.tune), before_measuring=early.stop,
     )  # fmt: skip
     return source, pal

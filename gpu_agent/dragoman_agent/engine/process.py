@@ -1,7 +1,7 @@
-"""The engine process: reads its arguments, connects to the rpc process, and serves.
+"""The engine process: imports what it needs, reads its EngineConfig, connects to the rpc process, and serves.
 
-Started by the rpc process as `python -m dragoman_agent.engine.process --socket PATH --config JSON`. Imports only what is always
-there before it can say what is missing.
+Started by the rpc process as `python -m dragoman_agent.engine.process --socket PATH --import-device KIND`, before anything is
+planned; the config comes on stdin, as JSON up to its end. Imports only what is always there before it can say what is missing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 
+from dragoman_agent.engine.start_times import StartTimes
 from dragoman_agent.engine_process import leave_last_words
 from dragoman_cli.failure import import_problem, wants_traceback
 from dragoman_cli.process import log_to_stderr
@@ -22,9 +23,14 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog=PROG, description="Started by dragoman-agent; not by hand.")
     parser.add_argument("--socket", required=True, help="Unix socket the rpc process listens on")
-    parser.add_argument("--config", required=True, help="EngineConfig as JSON")
+    parser.add_argument("--import-device", default="", help="kind of device whose library is imported meanwhile")
     arguments = parser.parse_args(argv)
+    # Signals reach the rpc process, which ends the streams and then sends Shutdown.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    times = StartTimes()
     try:
+        from dragoman_agent.device.base import DeviceError
+        from dragoman_agent.engine.ahead import DeviceImport
         from dragoman_agent.engine.config import EngineConfig
         from dragoman_agent.engine.serving import serve
     except ImportError as error:
@@ -34,19 +40,25 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{PROG}: {problem}", file=sys.stderr)
         leave_last_words(arguments.socket, problem)
         return 1
+    times.mark("imports")
     try:
-        config = EngineConfig.from_json(arguments.config)
-    except ValueError as error:
+        # After the imports above: these two at the same time would hinder each other more than they would gain.
+        library = DeviceImport(arguments.import_device) if arguments.import_device else None
+        text = sys.stdin.read()
+        if not text:
+            print(f"{PROG}: no configuration came on stdin: the agent has ended before it had a plan", file=sys.stderr)
+            return 1
+        config = EngineConfig.from_json(text)
+    except (ValueError, DeviceError) as error:
         parser.error(str(error))
+    times.mark("plan")
     log_to_stderr(config.log_level)
-    # Signals reach the rpc process, which ends the streams and then sends Shutdown.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         try:
             stream.connect(arguments.socket)
         except OSError as error:
             parser.error(f"--socket {arguments.socket}: cannot connect ({error.strerror or error})")
-        return serve(stream, config)
+        return serve(stream, config, times, library)
 
 
 if __name__ == "__main__":

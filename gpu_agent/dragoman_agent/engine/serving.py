@@ -14,6 +14,7 @@ from dragoman.v1 import error_pb2
 from dragoman_agent.device import Device, DeviceError, open_device
 from dragoman_agent.device.base import LoadProgress
 from dragoman_agent.device.precompile import Compilers, start_compilers
+from dragoman_agent.engine.ahead import DeviceImport
 from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core, warm_up
@@ -41,11 +42,17 @@ def open_source(spec: str, device: str, cache_dir: Path | None) -> ModelSource:
     return open_model(spec, cache_dir)
 
 
-def load(connection: Connection, config: EngineConfig, trace: TraceWriter | None = None) -> tuple[Device, EngineCore]:
-    """Device and core, ready for requests; progress goes to the rpc process. Raises DeviceError or ModelFileError."""
+def load(
+    connection: Connection,
+    config: EngineConfig,
+    times: StartTimes,
+    library: DeviceImport | None = None,
+    trace: TraceWriter | None = None,
+) -> tuple[Device, EngineCore]:
+    """Device and core, ready for requests; progress goes to the rpc process. `library`: what is being imported already.
 
-    times = StartTimes()
-    times.mark("imports")
+    Raises DeviceError, ModelFileError or ImportError.
+    """
     compilers: Compilers | None = None
     ended = {"weights": "context", "kv": "weights", "warmup": "memory"}  # by the phase that then begins
 
@@ -64,6 +71,8 @@ def load(connection: Connection, config: EngineConfig, trace: TraceWriter | None
     times.mark("model files")
     if config.device == "cuda" and config.capability:
         compilers = start_compilers(model.config, config.plan, config.capability)
+    if library is not None and library.kind == config.device:
+        library.wait()
     device = open_device(
         config.device,
         index=config.plan.device_index,
@@ -103,13 +112,13 @@ def load(connection: Connection, config: EngineConfig, trace: TraceWriter | None
     return device, core
 
 
-def serve(stream: socket.socket, config: EngineConfig) -> int:
+def serve(stream: socket.socket, config: EngineConfig, times: StartTimes, library: DeviceImport | None = None) -> int:
     """Load, then serve until told to stop or the other end is gone; the exit code."""
     connection = Connection(stream)
     trace: TraceWriter | None = None
     try:
         trace = TraceWriter(Path(config.trace_dir)) if config.trace_dir else None
-        device, core = load(connection, config, trace)
+        device, core = load(connection, config, times, library, trace)
     except Exception as error:  # the rim: a user gets one line, whatever it was
         return _give_up(connection, error_pb2.ERROR_REASON_DEVICE_FAULT, error)
     # What is loaded stays: the collector need not walk it again and again between steps.

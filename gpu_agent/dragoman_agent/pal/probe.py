@@ -60,18 +60,24 @@ def probe(cache_dir: Path, *, fresh: bool = False, full: bool = False) -> PalRep
 
 
 def profile_device(
-    device: FoundDevice, cache_dir: Path, *, fresh: bool = False, full: bool = False
+    device: FoundDevice,
+    cache_dir: Path,
+    *,
+    fresh: bool = False,
+    full: bool = False,
+    before_measuring: Callable[[], None] = lambda: None,
 ) -> tuple[Profile, bool]:
     """The device's profile and whether its measurements came from the cache. Reported values are always new.
 
     A quick result does not answer for a full one. A quick measurement replaces what it measures and keeps the rest of an
-    earlier full one. Raises ProfileError.
+    earlier full one. `before_measuring` ends what would disturb it. Raises ProfileError.
     """
     path = cache_dir / "profiles" / f"{device.fingerprint}.json"
     held = _held(device, path)
     was_full = held is not None and held.values.get(EXTENT) == _extent(True)
     if held is not None and not fresh and (was_full or not full):
         return held.with_values(device.values), True
+    before_measuring()
     measured = _measure(device, cache_dir, full)
     kept = {} if full or held is None else held.values
     profile = Profile(

@@ -62,10 +62,11 @@ def start_on_device(
     profile: str = "",
     profile_force: bool = False,
     tuning: Tuning = "auto",
+    before_measuring: Callable[[], None] = lambda: None,
 ) -> PalResult:
     """Choose a device for `model`, profile it and plan. `profile` names one to plan from instead of the measured one.
 
-    `tuning`: see `timings_for`.
+    `tuning`: see `timings_for`. `before_measuring` is called where something is measured, to end what would disturb it.
 
     Raises NoDeviceError, ProfileError, PlanError, TuningError or DeviceError.
     """
@@ -81,7 +82,7 @@ def start_on_device(
     log = DecisionLog()
     log.record(Decision("device", chosen.device.facts.name, chosen.reason))
     if named is None:
-        held, decision = _measured(chosen.device, cache_dir)
+        held, decision = _measured(chosen.device, cache_dir, before_measuring)
     else:
         device = chosen.device
         held, decision = take_forced(named, device.facts, device.fingerprint, device.values, force=profile_force)
@@ -91,6 +92,8 @@ def start_on_device(
     switches = switches or Switches()
     timings = None
     if named is None:
+        if tuning == "now":
+            before_measuring()
         timings, timed = timings_for(held, model.config, limits, switches, cache_dir, tuning)
         if timed is not None:
             log.record(timed)
@@ -114,9 +117,9 @@ def start_on_device(
     return PalResult(plan, view, log, name, reason, held, make_plan, with_steps, capability)
 
 
-def _measured(device: FoundDevice, cache_dir: Path) -> tuple[Profile, Decision]:
+def _measured(device: FoundDevice, cache_dir: Path, before_measuring: Callable[[], None]) -> tuple[Profile, Decision]:
     """The device's own profile."""
-    profile, from_cache = profile_device(device, cache_dir)
+    profile, from_cache = profile_device(device, cache_dir, before_measuring=before_measuring)
     when = f"on {profile.created}, kept under its fingerprint {profile.fingerprint[:8]}" if from_cache else "now"
     return profile, Decision("profile", describe(profile), f"this device, measured {when}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -58,12 +59,16 @@ class Engine:
                 "dragoman_agent.engine.process",
                 "--socket",
                 str(path),
-                "--config",
-                config.to_json(),
+                "--import-device",
+                "null",
             ],
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        assert self.process.stdin is not None
+        self.process.stdin.write(config.to_json())
+        self.process.stdin.close()
         self.stream, _ = self.listener.accept()
         self.stream.settimeout(20)
         self.decoder = FrameDecoder()
@@ -240,10 +245,26 @@ def test_garbage_on_the_socket_ends_it_with_a_word(spawn: Callable[..., Engine])
         (CONFIG.to_json(), "cannot connect"),
     ],
 )
-def test_a_bad_start_is_a_usage_error(capsys: pytest.CaptureFixture[str], text: str, words: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--socket", "/nowhere/socket", "--config", text])
+def test_a_bad_start_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["--socket", "/nowhere/socket"])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "words"), [("null", 1, "the agent has ended before it had a plan"), ("tpu", 2, "not one of cpu")]
+)
+def test_without_a_config_it_ends_with_a_word(kind: str, code: int, words: str) -> None:
+    command = [sys.executable, "-m", "dragoman_agent.engine.process", "--socket", "/nowhere", "--import-device", kind]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_config_round_trip() -> None:

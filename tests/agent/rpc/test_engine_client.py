@@ -26,7 +26,7 @@ from dragoman_agent.rpc.engine_client import EngineClient, Event
 from dragoman_agent.rpc.gate import Capacity, Gate, Phase, StepClock
 from dragoman_agent.rpc.served_model import INLINE_TEXT_CHARS, served_model
 from dragoman_agent.rpc.streaming import CursorTrack
-from dragoman_agent.startup import engine_command
+from dragoman_agent.startup import EarlyEngine, engine_config
 from dragoman_agent.tickets import OPEN_GRANT
 from dragoman_text import TextTokenizer
 
@@ -67,7 +67,7 @@ class Rig:
         settings = AgentSettings(device="null", open=True)
         model = open_null_model("null")
         plan = default_null_plan(model, max_num_seqs=2, max_num_waiting=1)
-        self.process = EngineProcess(engine_command(settings, plan))
+        self.process = EarlyEngine("null").configure(engine_config(settings, plan))
         self.listener = Listener()
         self.client = EngineClient(self.process, self.listener, TextTokenizer.from_files(model.tokenizer))
         self.ends: list[tuple[Event, int]] = []

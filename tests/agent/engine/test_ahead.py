@@ -1,0 +1,32 @@
+"""A device's library that is imported ahead: done when waited for, and a failure is the import's own."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from dragoman_agent.device.base import DeviceError
+from dragoman_agent.engine.ahead import DeviceImport
+
+
+def test_the_device_named_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", seen.append)
+    library = DeviceImport("cuda")
+    library.wait()
+    assert library.kind == "cuda" and seen == ["dragoman_agent.device.cuda"]
+
+
+def test_a_broken_library_is_told_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ModuleNotFoundError(f"{name} needs torch", name="torch")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(ModuleNotFoundError, match="needs torch"):
+        DeviceImport("cuda").wait()
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(DeviceError, match="not one of cpu, cuda"):
+        DeviceImport("os.path")
