@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -36,10 +37,11 @@ from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, Prefil
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
-from dragoman_agent.device.torch_steps import Scores, StepSlot, TorchStepHandle
+from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
 from dragoman_agent.engine.philox import UniformsAhead, uniforms
 from dragoman_agent.engine.sampler import Sampled, sample_some, score
+from dragoman_agent.engine.sampling_terms import GREEDY_BELOW
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
@@ -55,7 +57,7 @@ log = logging.getLogger(__name__)
 _NUM_TIMED = 4  # steps of each shape, the first of them not counted
 _SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _RING = 3  # steps whose host buffers may be under way at once
-_HELD = ("_copier", "_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_packed", "_slots")  # fmt: skip
+_HELD = ("_copier", "_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
 
 
 class CudaDevice:
@@ -142,14 +144,17 @@ class CudaDevice:
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
         self._sampling = SamplingWorkspace(rows, config.vocab_size, device)
         self._results = torch.zeros((2, rows), dtype=torch.int32, device=device)
+        self._sampled_ids = self._results[0]
         words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
         self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
         self._packed = torch.zeros(words, dtype=torch.int32, device=device)
+        self._packed_heads = Heads(self._packed)
         self._serial = 0
         self._awaits_sampling = False
         self._uniforms = UniformsAhead()
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
         self._graphs: dict[int, tuple[Graph, torch.Tensor]] = {}
+        self._graph_sizes: list[int] = []  # of `_graphs`, rising
 
     def _make_cache(self) -> PagedCache:
         """The arena; scales first where it is kept in eight bits, since finding them takes a layer's K and V as they are."""
@@ -195,7 +200,8 @@ class CudaDevice:
         chunk = min(200, self._plan.max_batch_tokens, (self._plan.num_blocks - 1) * self._plan.page_size - 1)
         for done, (start, count) in enumerate(((0, chunk), (chunk, 1))):
             progress(LoadProgress("warmup", done, total, "steps"))
-            self._run(warm_up_batch(self._plan.page_size, start, count)).result()
+            with self._runtime.on(self._stream):
+                self._run(warm_up_batch(self._plan.page_size, start, count)).result()
         for done, size in enumerate(sizes, 2):
             progress(LoadProgress("warmup", done, total, "steps"))
             self._capture(size)
@@ -206,12 +212,13 @@ class CudaDevice:
         found = []
         for batch, context in timed_steps(self._plan) if self._graphs else ():
             step = decode_batch(self._plan, batch, context)
-            handles = [self._run(step)]
-            seconds = []
-            for _ in range(_NUM_TIMED):
-                handles.append(self._run(step))  # behind the one that is waited for, as in service
-                seconds.append(handles.pop(0).result().seconds)
-            handles.pop().result()
+            with self._runtime.on(self._stream):
+                handles = [self._run(step)]
+                seconds = []
+                for _ in range(_NUM_TIMED):
+                    handles.append(self._run(step))  # behind the one that is waited for, as in service
+                    seconds.append(handles.pop(0).result().seconds)
+                handles.pop().result()
             found.append((batch, context, statistics.median(seconds[1:])))
         return found
 
@@ -221,6 +228,7 @@ class CudaDevice:
         self._runtime.synchronize()
         pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
         self._graphs[size] = self._runtime.capture(self._stream, partial(self._decode_step, size), pool)
+        insort(self._graph_sizes, size)
 
     # Steps.
 
@@ -238,9 +246,9 @@ class CudaDevice:
 
     @contextmanager
     def _stepping(self, batch: StepBatch) -> Iterator[None]:
-        """What goes wrong inside is a DeviceError."""
+        """On the stream of the steps, entered once a step; what goes wrong inside is a DeviceError."""
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._runtime.on(self._stream):
                 yield
         except DeviceError:
             raise
@@ -346,51 +354,53 @@ class CudaDevice:
             self._runtime.release()
 
     def _run(self, batch: StepBatch) -> TorchStepHandle:
+        """Queue a step; on the stream of the steps."""
         slot = self._slots[self._serial % _RING]
         self._serial += 1
         slot.take_over()
         num_seqs, num_rows = len(batch.context_lens), len(batch.sample_seqs)
-        size = next((s for s in sorted(self._graphs) if s >= num_seqs), None)
         is_decode = len(batch.token_ids) == num_seqs == num_rows and not len(batch.pool_seqs) + len(batch.score_rows)
-        with self._runtime.on(self._stream):
-            slot.begin.record()
-            pooled: torch.Tensor | None = None
-            scores: Scores | None = None
-            if is_decode and size is not None:
-                self._fill_decode(batch, slot, max(size, self._plan.min_gemm_rows))
-                graph, logits = self._graphs[size]
-                graph.replay()
-            else:
-                logits, hidden = self._mixed_step(batch, slot)
-                pooled = hidden[: len(batch.pool_seqs)].float() if len(batch.pool_seqs) else None
-                if len(batch.score_rows):
-                    scores = self._score(hidden[len(batch.pool_seqs) :], batch)
-            self._logits = logits
+        slot.begin.record(self._stream)
+        pooled: torch.Tensor | None = None
+        scores: Scores | None = None
+        if is_decode and (nth := bisect_left(self._graph_sizes, num_seqs)) < len(self._graph_sizes):
+            size = self._graph_sizes[nth]
+            self._fill_decode(batch, slot, max(size, self._plan.min_gemm_rows))
+            graph, logits = self._graphs[size]
+            graph.replay()
+        else:
+            logits, hidden = self._mixed_step(batch, slot)
+            pooled = hidden[: len(batch.pool_seqs)].float() if len(batch.pool_seqs) else None
+            if len(batch.score_rows):
+                scores = self._score(hidden[len(batch.pool_seqs) :], batch)
+        self._logits = logits
         self._num_sampled = num_rows
-        handle = TorchStepHandle(
-            slot, self.errors, num_rows, pooled, scores, partial(self._finish, batch, slot, logits)
-        )
         self._awaits_sampling = batch.sampling_follows
-        if not batch.sampling_follows:
-            handle.supply(batch.sampling)
-        return handle
+        if batch.sampling_follows:
+            finish = partial(self._finish_later, batch, slot, logits)
+            return TorchStepHandle(slot, self.errors, num_rows, pooled, scores, finish=finish)
+        sampled = self._finish(slot, logits, batch.sampling)
+        return TorchStepHandle(slot, self.errors, num_rows, pooled, scores, sampled)
 
-    def _finish(
+    def _finish_later(
         self, batch: StepBatch, slot: StepSlot, logits: torch.Tensor, sampling: SamplingBatch
     ) -> Sampled | None:
-        """Sample what the kernel has not, and send the results to the host."""
         self._awaits_sampling = False
+        with self._stepping(batch):
+            return self._finish(slot, logits, sampling)
+
+    def _finish(self, slot: StepSlot, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled | None:
+        """Sample what the kernel has not, and send the results to the host; on the stream of the steps."""
         sampled = None
-        with self._stepping(batch), self._runtime.on(self._stream):
-            if not (simple := _are_simple(sampling)).all():
-                # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
-                picked = np.flatnonzero(~simple)
-                sampled = sample_some(logits, sampling, picked)
-                rows = torch.from_numpy(picked).to(self._device)
-                self._results[0, rows] = sampled.token_ids[rows].int()
-                self._results[1, rows] = sampled.finite[rows].int()
-            slot.results.copy_(self._results, non_blocking=True)
-            slot.end.record()
+        # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
+        picked = _rows_to_sample(sampling)
+        if len(picked):
+            sampled = sample_some(logits, sampling, picked)
+            rows = torch.from_numpy(picked).to(self._device)
+            self._results[0, rows] = sampled.token_ids[rows].int()
+            self._results[1, rows] = sampled.finite[rows].int()
+        slot.results.copy_(self._results, non_blocking=True)
+        slot.end.record(self._stream)
         return sampled
 
     def _score(self, hidden: torch.Tensor, batch: StepBatch) -> Scores:
@@ -411,7 +421,7 @@ class CudaDevice:
         """One copy to the device, spread over the static arrays that the graphs read."""
         num_rows, sampling = len(batch.token_ids), batch.sampling
         width = -(-int(batch.context_lens.max()) // self._plan.page_size)
-        host = slot.staging.numpy()
+        host = slot.host
         head = host[: 7 * num_rows]
         head[: 4 * num_rows].reshape(4, num_rows)[:] = (
             batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens,
@@ -420,8 +430,8 @@ class CudaDevice:
         head[5 * num_rows :] = self._uniforms.draw(sampling.seeds, sampling.choices, sampling.cursors).view(np.int32)
         words = num_rows * (7 + width)
         host[7 * num_rows : words].reshape(num_rows, width)[:] = batch.block_tables[:, :width]
-        self._packed[:words].copy_(slot.staging[:words], non_blocking=True)
-        self._inputs.unpack(self._packed, self._results[0], num_rows, num_padded, width)
+        self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
+        self._inputs.unpack(self._packed, self._sampled_ids, num_rows, num_padded, width)
 
     def _decode_step(self, size: int) -> torch.Tensor:
         """Forward and sample the first `size` rows of the static arrays; logits [size, vocab_size]."""
@@ -487,8 +497,8 @@ class CudaDevice:
         words = int(ends[-1])
         if words > len(self._packed):
             raise DeviceError(f"Step {batch.step} needs {words} words of metadata, {len(self._packed)} were planned")
-        np.concatenate(list(parts.values()), out=slot.staging.numpy()[:words])
-        self._packed[:words].copy_(slot.staging[:words], non_blocking=True)
+        np.concatenate(list(parts.values()), out=slot.host[:words])
+        self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
         views = {
             name: self._packed[int(end) - len(part) : int(end)]
             for (name, part), end in zip(parts.items(), ends, strict=True)
@@ -522,14 +532,17 @@ def _max_num_parts(plan: Plan, num_rows: int) -> int:
     return max(plan.decode_for(num_rows).num_splits * num_rows, *(b.num_splits * b.max_batch for b in smaller), 1)
 
 
-def _are_simple(sampling: SamplingBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows need no more than temperature: the kernel, in the graph or behind a mixed step, has sampled them."""
+def _rows_to_sample(sampling: SamplingBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Rows that need more than temperature, rising. The kernel, in the graph or behind a mixed step, has sampled the others."""
     plain = (sampling.top_ks == 0) & (sampling.top_ps >= 1.0) & (sampling.min_ps <= 0.0)
-    greedy = sampling.temperatures < 1e-5
-    simple: np.ndarray[Any, np.dtype[np.bool_]] = (plain | greedy) & (sampling.num_logprobs < 0)
-    edits = (sampling.penalties, sampling.logit_bias, sampling.banned, sampling.allowed, sampling.masked_rows.tolist())
-    simple[[row for rows in edits for row in rows]] = False
-    return simple
+    greedy = sampling.temperatures < GREEDY_BELOW
+    simple = (plain | greedy) & (sampling.num_logprobs < 0)
+    for edited in (sampling.penalties, sampling.logit_bias, sampling.banned, sampling.allowed):
+        if edited:
+            simple[list(edited)] = False
+    if len(sampling.masked_rows):
+        simple[sampling.masked_rows] = False
+    return np.flatnonzero(~simple)
 
 
 def _uniforms(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -30,8 +30,8 @@ class Stream(Protocol):
 class Event(Protocol):
     """A moment of a stream. One that was never recorded counts as passed."""
 
-    def record(self) -> None:
-        """In the current stream."""
+    def record(self, stream: Any = None) -> None:
+        """In `stream`, which takes the host less than to find the current one."""
 
     def synchronize(self) -> None:
         """Wait until it has passed."""

@@ -43,13 +43,26 @@ class DeviceClock:
         self._seen = time.perf_counter()
 
 
+class Heads:
+    """The first words of a tensor [n], in slices made once: a slice costs the host what a launch does."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self._slices = [whole[: min(1 << bits, len(whole))] for bits in range(len(whole).bit_length() + 1)]
+
+    def of(self, num: int) -> Tensor:
+        """At least the first `num` of them, 1 to n, and less than twice as many."""
+        return self._slices[(num - 1).bit_length()]
+
+
 class StepSlot:
     """Pinned buffers and events of one step; the next one to use them takes them over."""
 
     def __init__(self, runtime: Runtime, num_words: int, num_rows: int) -> None:
         """`num_words` int32 of metadata go in, token id and flag of `num_rows` come out."""
         self.staging = runtime.pinned((num_words,), torch.int32)
+        self.host, self.staging_heads = self.staging.numpy(), Heads(self.staging)
         self.results = runtime.pinned((2, num_rows), torch.int32)
+        self.host_results = self.results.numpy()
         self.begin, self.end = runtime.new_event(), runtime.new_event()
         self._runtime = runtime
         self._clock: DeviceClock | None = None
@@ -83,13 +96,15 @@ class TorchStepHandle:
         num_rows: int,
         pooled: Tensor | None,
         scores: Scores | None,
-        finish: Callable[[SamplingBatch], Sampled | None],
+        sampled: Sampled | None = None,
+        finish: Callable[[SamplingBatch], Sampled | None] | None = None,
     ) -> None:
-        """`errors`: what torch raises when the device fails. `finish` samples and lets the results come."""
+        """`errors`: what torch raises when the device fails. `sampled`: by torch, of a step whose results come;
+        `finish` samples and lets them come where the sampling follows.
+        """
         self._slot, self._errors, self._num_rows = slot, errors, num_rows
         self._pooled, self._scores = pooled, scores
-        self._sampled: Sampled | None = None
-        self._finish: Callable[[SamplingBatch], Sampled | None] | None = finish
+        self._sampled, self._finish = sampled, finish
         self._outcome: StepResult | DeviceError | None = None
         slot.hand_to(self)
 
@@ -126,7 +141,7 @@ class TorchStepHandle:
         slot = self._slot
         slot.end.synchronize()
         seconds = slot.begin.elapsed_time(slot.end) * 1e-3
-        host = slot.results.numpy()[:, : self._num_rows]
+        host = slot.host_results[:, : self._num_rows]
         result = StepResult(host[0].copy(), host[1].astype(np.bool_), seconds=seconds)
         if self._sampled is not None:
             _add_logprobs(result, self._sampled)

@@ -94,6 +94,25 @@ def what_is_raised() -> str:
     return " | ".join(words)
 
 
+def contexts_a_step() -> list[int]:
+    """How often the stream was entered for a decode step whose sampling is there, and for one whose sampling follows."""
+    subject = interpreted_subject()
+    device = InterpretedDevice()
+    device.load(TinyModel(), subject.plan, lambda _: None)
+    entered = failing(device._runtime, "on", set(), after=False)
+    from dragoman_agent.device.warm_up import decode_batch
+
+    batch = decode_batch(subject.plan, 2, 5)
+    device.submit(batch).result()
+    at_once = len(entered)
+    batch.sampling_follows = True
+    handle = device.submit(batch)
+    handle.supply(batch.sampling)
+    handle.result()
+    device.close()
+    return [at_once, len(entered) - at_once]
+
+
 def main() -> None:
     """Print what came of it."""
 
@@ -104,7 +123,9 @@ def main() -> None:
 
     expected = answers(None)
     is_equal = answers(inject) == expected
-    print(json.dumps({"equal": is_equal, "num": len(expected), "raised": what_is_raised()}))
+    print(
+        json.dumps({"equal": is_equal, "num": len(expected), "raised": what_is_raised(), "contexts": contexts_a_step()})
+    )
 
 
 if __name__ == "__main__":

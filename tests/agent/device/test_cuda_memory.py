@@ -24,3 +24,4 @@ def test_a_failed_allocation_costs_no_token_and_no_engine() -> None:
     step, copy = shown["raised"].split(" | ")
     assert step == "a step of 8 tokens does not fit: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert copy.startswith("DeviceMemoryError: there is no room to move KV blocks: CUDA out of memory")
+    assert shown["contexts"] == [1, 2]  # entering a stream costs the host what a launch does

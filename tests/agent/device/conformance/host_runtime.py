@@ -35,7 +35,7 @@ class HostEvent:
     def __init__(self) -> None:
         self._at = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         self._at = time.perf_counter()
 
     def synchronize(self) -> None:
