@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from dragoman_controller.fleet import Load
-from dragoman_controller.quote import NO_FEATURES, Features
+from dragoman_controller.quote import NO_FEATURES, Features, Ratios
 from dragoman_controller.tuples import new
 
 # A ticket needs this long to reach its agent and show up in the load; counting it twice for so long does no harm.
@@ -43,6 +43,8 @@ class Grant:
     prefill_seconds: float = 0.0
     """As expected of its agent."""
     waits_for_slot: bool = False
+    promised: Ratios | None = None
+    """The ratios of its quote."""
     ended: bool = False
     is_recent: bool = True
 

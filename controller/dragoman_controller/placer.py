@@ -182,7 +182,7 @@ class Placer:
             fallback = self._ticket(request, other, part, cached, now)
         snapshot = candidates.snapshot()
         usable_until = now + USABLE_SECONDS
-        self._debit(request, shape, score, expected, served, ticket, fallback, now, usable_until)
+        self._debit(request, shape, score, expected, quote, served, ticket, fallback, now, usable_until)
         self._placements.add(
             new(
                 PlacementRecord,
@@ -214,7 +214,7 @@ class Placer:
         self.service_times.observe(grant.agent_id, outcome.total_seconds)
         quotes = self._quotes.of(grant.agent_id)
         finish = grant.finish_seconds(outcome.output_tokens)
-        judgements = quotes.judge((grant.ttft_seconds, grant.tpot_seconds, finish), outcome)
+        judgements = quotes.judge((grant.ttft_seconds, grant.tpot_seconds, finish), outcome, grant.promised)
         # Where a slot was waited for, the times say little of the agent's speed.
         if not grant.waits_for_slot:
             features = grant.features
@@ -329,6 +329,7 @@ class Placer:
         shape: Shape,
         score: Score,
         expected: Expected,
+        quote: Quote,
         served: Served,
         ticket: Ticket,
         fallback: Ticket | None,
@@ -359,6 +360,7 @@ class Placer:
                 features,
                 prefill_seconds,
                 waits_for_slot,
+                quote.ratios,
             )
         )
 

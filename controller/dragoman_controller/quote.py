@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dragoman_controller.recent import MAX_NUM_AGENTS, RecentAgents
 from dragoman_controller.regression import Regression
@@ -22,7 +22,7 @@ PRIOR_RATIOS = (0.6, 0.75, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
 MAX_NUM_RATIOS = 128
 # Of the outcomes so many should be below the interval, and as many above it.
 TAIL = 0.1
-_LEVEL_GAIN, _LOWEST_LEVEL, _HIGHEST_LEVEL = 0.02, 0.01, 0.2
+_LEVEL_GAIN, _LOWEST_LEVEL, _HIGHEST_LEVEL = 0.005, 0.01, 0.2
 _INSIDE_STEP, _OUTSIDE_STEP = _LEVEL_GAIN * TAIL, _LEVEL_GAIN * (TAIL - 1.0)
 # Weights follow at most so many observations a second of one agent: more would cost time and teach nothing new.
 _MIN_LEARN_SECONDS = 0.05
@@ -53,14 +53,17 @@ class Quantiles(NamedTuple):
         return Estimate(predicted_seconds * self.p50, predicted_seconds * self.p10, predicted_seconds * self.p90)
 
 
+Ratios: TypeAlias = tuple[Quantiles, Quantiles, Quantiles]
+"""Of TTFT, TPOT and finish."""
+
+
 class Quote(NamedTuple):
     """What is promised of a request, from its acceptance at the agent: predictions, and the ratios around each."""
 
     ttft_seconds: float
     tpot_seconds: float
     finish_seconds: float
-    ratios: tuple[Quantiles, Quantiles, Quantiles]
-    """Of TTFT, TPOT and finish."""
+    ratios: Ratios
 
     @property
     def time_to_first_token(self) -> Estimate:
@@ -124,13 +127,14 @@ class ErrorRatios:
         """Share of the window taken to lie below p10, and above p90."""
         self._measure()
 
-    def add(self, ratio: float) -> None:
-        """Takes one observation and forgets the oldest beyond 128.
+    def add(self, ratio: float, promised: Quantiles) -> None:
+        """Takes one observation, of which `promised` was said, and forgets the oldest beyond 128.
 
         What is to come differs from what was: more than one in ten may fall outside the quantiles of the past. So the
-        levels follow how often that happened (adaptive conformal inference, Gibbs and Candes 2021).
+        levels follow how often that happened (adaptive conformal inference, Gibbs and Candes 2021) to what was promised: the
+        quantiles of now have already seen those that ran beside it, and would look too good.
         """
-        p10, _, p90 = self.quantiles
+        p10, _, p90 = promised
         low = self.low_level + (_OUTSIDE_STEP if ratio < p10 else _INSIDE_STEP)
         high = self.high_level + (_OUTSIDE_STEP if ratio > p90 else _INSIDE_STEP)
         self.low_level = _LOWEST_LEVEL if low < _LOWEST_LEVEL else _HIGHEST_LEVEL if low > _HIGHEST_LEVEL else low
@@ -211,23 +215,29 @@ class AgentQuotes:
         """The quote from what the weights expect."""
         return new(Quote, (ttft_seconds, tpot_seconds, finish_seconds, self.ratios))
 
-    def judge(self, predicted: tuple[float, float, float], outcome: Went) -> list[Judgement]:
-        """Takes an outcome; `predicted` are TTFT, TPOT and finish as the weights had it, for the tokens that came."""
+    def judge(
+        self, predicted: tuple[float, float, float], outcome: Went, promised: Ratios | None = None
+    ) -> list[Judgement]:
+        """Takes an outcome; `predicted` are TTFT, TPOT and finish as the weights had it, for the tokens that came.
+
+        `promised`: the ratios of the quote that the request was given; None where they are those of now.
+        """
         judgements = []
         ttft_seconds, total_seconds, num_tokens = outcome
         tpot_seconds = (total_seconds - ttft_seconds) / (num_tokens - 1) if num_tokens > 1 else 0.0
-        for quantity, ratios, expected, observed in (
-            ("time_to_first_token", self._ttft, predicted[0], ttft_seconds),
-            ("time_per_output_token", self._tpot, predicted[1], tpot_seconds),
-            ("finish", self._finish, predicted[2], total_seconds),
+        ttft, tpot, finish = promised or self.ratios
+        for quantity, ratios, said, expected, observed in (
+            ("time_to_first_token", self._ttft, ttft, predicted[0], ttft_seconds),
+            ("time_per_output_token", self._tpot, tpot, predicted[1], tpot_seconds),
+            ("finish", self._finish, finish, predicted[2], total_seconds),
         ):
             if expected <= 0 or observed <= 0:
                 continue
-            p10, p50, p90 = ratios.quantiles
+            p10, p50, p90 = said
             middle = expected * p50
             is_inside = expected * p10 <= observed <= expected * p90
             judgements.append(new(Judgement, (quantity, abs(observed - middle) / middle, is_inside)))
-            ratios.add(observed / expected)
+            ratios.add(observed / expected, said)
         self.ratios = self._ttft.quantiles, self._tpot.quantiles, self._finish.quantiles
         return judgements
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman_controller.native.learning import Learning
 from dragoman_controller.native.library import load
-from dragoman_controller.quote import AgentQuotes, Features, Quotes, Went
+from dragoman_controller.quote import AgentQuotes, Features, Quotes, Ratios, Went
 
 LIBRARY = load()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ compiler is on PATH")
@@ -26,6 +26,7 @@ def test_judgements_quotes_weights_and_pace_are_equal(seed: int, count: int) -> 
     assert LIBRARY is not None
     rng, ours, theirs = Random(seed), Learning(LIBRARY).make(), AgentQuotes()
     assert ours.quote(1.0, 0.1, 2.0) == theirs.quote(1.0, 0.1, 2.0)
+    promised: Ratios | None = None
     now, steady = 0.0, Features(*(some_seconds(rng) for _ in range(5)))
     for _ in range(count):
         now += rng.choice((0.0, 0.01, 1.0))
@@ -33,7 +34,9 @@ def test_judgements_quotes_weights_and_pace_are_equal(seed: int, count: int) -> 
         went = Went(ttft, ttft + some_seconds(rng), rng.choice((0, 1, 2, 300)))
         predicted = some_seconds(rng), some_seconds(rng), some_seconds(rng)
         features = steady if rng.random() < 0.7 else Features(*(some_seconds(rng) for _ in range(5)))
-        assert ours.judge(predicted, went) == theirs.judge(predicted, went)
+        if rng.random() < 0.2:
+            promised = theirs.ratios  # of a request that ends later
+        assert ours.judge(predicted, went, promised) == theirs.judge(predicted, went, promised)
         assert ours.learn(features, went, now) == theirs.learn(features, went, now)
         assert (ours.ratios, ours.pace) == (theirs.ratios, theirs.pace)
         assert ours.weights == theirs.weights and ours.expect(features) == theirs.expect(features)

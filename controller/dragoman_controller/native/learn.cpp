@@ -8,10 +8,11 @@
 namespace {
 
 constexpr int kNumQuantities = 3, kMaxRatios = 128, kSize = 4;
-constexpr double kTail = 0.1, kLevelGain = 0.02, kLowestLevel = 0.01, kHighestLevel = 0.2;
+constexpr double kTail = 0.1, kLevelGain = 0.005, kLowestLevel = 0.01, kHighestLevel = 0.2;
 constexpr double kInsideStep = kLevelGain * kTail, kOutsideStep = kLevelGain * (kTail - 1.0);
-constexpr double kForgetting = 0.98, kMaxError = 1.0, kMaxFeature = 8.0, kMaxWeight = 64.0, kMaxVariance = 10.0;
-constexpr double kPriorVariance = 0.3;
+constexpr double kForgetting = 0.99, kMaxError = 1.0, kMaxFeature = 8.0, kMaxWeight = 64.0, kMaxVariance = 10.0;
+constexpr double kFirstVariance = 0.3, kPriorVariance = 1.0, kFirstNoise = 0.01, kMinNoise = 1e-6;
+constexpr double kNoiseGain = 1.0 - kForgetting;
 constexpr double kMinLearnSeconds = 0.05, kOverheadSeconds = 0.05, kStepSeconds = 0.02;
 constexpr int64_t kPaceOutcomes = 500, kPriorOutcomes = 4;
 
@@ -35,9 +36,10 @@ struct Window {
     measure();
   }
 
-  void add(double ratio) {
-    low_level = std::clamp(low_level + (ratio < p10 ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
-    high_level = std::clamp(high_level + (ratio > p90 ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
+  // `promised`: p10, p50 and p90.
+  void add(double ratio, const double* promised) {
+    low_level = std::clamp(low_level + (ratio < promised[0] ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
+    high_level = std::clamp(high_level + (ratio > promised[2] ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
     double* const end = sorted + count;
     double* const place = std::upper_bound(sorted, end, ratio);
     std::copy_backward(place, end, end + 1);
@@ -56,13 +58,15 @@ struct Window {
 
 // Least squares that forget, over up to four features; one that is not there has a weight and a variance of 0.
 struct Regression {
-  double weights[kSize], covariance[kSize][kSize];
+  double weights[kSize], covariance[kSize][kSize], prior[kSize], noise;
+  int64_t turn, num_weights;
 
-  void begin(const double* prior, int num_features) {
+  void begin(const double* expected, int num_features) {
+    noise = kFirstNoise, turn = 0, num_weights = num_features;
     for (int row = 0; row < kSize; ++row) {
-      weights[row] = row < num_features ? prior[row] : 0.0;
+      weights[row] = prior[row] = row < num_features ? expected[row] : 0.0;
       for (int column = 0; column < kSize; ++column) {
-        covariance[row][column] = row == column && row < num_features ? kPriorVariance : 0.0;
+        covariance[row][column] = row == column && row < num_features ? kFirstVariance : 0.0;
       }
     }
   }
@@ -72,6 +76,7 @@ struct Regression {
     double x[kSize], pulls[kSize];
     for (int i = 0; i < kSize; ++i) x[i] = features[i] / size;
     const double error = std::clamp(observed / size - dot(weights, x), -kMaxError, kMaxError);
+    noise = std::max(noise + kNoiseGain * (error * error - noise), kMinNoise);
     for (int i = 0; i < kSize; ++i) pulls[i] = dot(covariance[i], x);
     const double total = kForgetting + dot(x, pulls);
     bool is_over = false;
@@ -82,6 +87,20 @@ struct Regression {
       is_over |= covariance[i][i] > kMaxVariance;
     }
     if (is_over) limit();
+    lean();
+  }
+
+  // Sees the weight whose turn it is at its prior, once more than it was.
+  void lean() {
+    double pulls[kSize];
+    for (int i = 0; i < kSize; ++i) pulls[i] = covariance[i][turn];
+    const double total = kPriorVariance / noise + pulls[turn], error = prior[turn] - weights[turn];
+    for (int i = 0; i < kSize; ++i) {
+      const double gain = pulls[i] / total;
+      weights[i] = std::clamp(weights[i] + gain * error, 0.0, kMaxWeight);
+      for (int j = 0; j < kSize; ++j) covariance[i][j] -= gain * pulls[j];
+    }
+    turn = turn + 1 < num_weights ? turn + 1 : 0;
   }
 
   void limit() {
@@ -106,9 +125,9 @@ struct Learnt {
   int64_t num_learnt;
 };
 
-// Of each quantity, TTFT, TPOT and finish: what was expected and what was seen.
+// Of each quantity, TTFT, TPOT and finish: what was expected and what was seen, and p10, p50 and p90 as they were promised.
 struct Outcome {
-  double expected[kNumQuantities], observed[kNumQuantities];
+  double expected[kNumQuantities], observed[kNumQuantities], promised[kNumQuantities][3];
 };
 
 // Of each quantity the error, -1 where nothing can be said, and whether it was inside; then p10, p50 and p90 of each.
@@ -142,13 +161,14 @@ void dragoman_begin_learning(Learnt* learnt, const double* prior_ratios, int64_t
 void dragoman_judge(Learnt* learnt, const Outcome* outcome, Verdict* verdict) {
   for (int i = 0; i < kNumQuantities; ++i) {
     const double expected = outcome->expected[i], observed = outcome->observed[i];
+    const double* const promised = outcome->promised[i];
     Window& window = learnt->windows[i];
     verdict->judged[i][0] = -1.0;
     if (expected > 0.0 && observed > 0.0) {
-      const double middle = expected * window.p50;
+      const double middle = expected * promised[1];
       verdict->judged[i][0] = std::fabs(observed - middle) / middle;
-      verdict->judged[i][1] = expected * window.p10 <= observed && observed <= expected * window.p90;
-      window.add(observed / expected);
+      verdict->judged[i][1] = expected * promised[0] <= observed && observed <= expected * promised[2];
+      window.add(observed / expected, promised);
     }
     verdict->quantiles[i][0] = window.p10, verdict->quantiles[i][1] = window.p50, verdict->quantiles[i][2] = window.p90;
   }

@@ -7,11 +7,11 @@ import struct
 from array import array
 
 from dragoman_controller.native.library import Library
-from dragoman_controller.quote import PRIOR_RATIOS, AgentQuotes, Features, Judgement, Quantiles, Weights, Went
+from dragoman_controller.quote import PRIOR_RATIOS, AgentQuotes, Features, Judgement, Quantiles, Ratios, Weights, Went
 from dragoman_controller.tuples import new
 
 # As struct Outcome, Verdict, Lesson and Taught of learn.cpp.
-_OUTCOME, _VERDICT, _LESSON, _TAUGHT = (struct.Struct(f"<{count}d") for count in (6, 15, 10, 8))
+_OUTCOME, _VERDICT, _LESSON, _TAUGHT = (struct.Struct(f"<{count}d") for count in (15, 15, 10, 8))
 _NOTHING = 0.0
 
 
@@ -20,7 +20,7 @@ class Learning:
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self.given, self.told = bytearray(_LESSON.size), bytearray(_VERDICT.size)
+        self.given, self.told = bytearray(_OUTCOME.size), bytearray(_VERDICT.size)
         self.addresses = _address(self.given), _address(self.told)
 
     def make(self) -> AgentQuotes:
@@ -39,14 +39,18 @@ class _NativeAgentQuotes(AgentQuotes):
         prior = array("d", PRIOR_RATIOS)
         learning.library.begin_learning(self._address, prior.buffer_info()[0], len(prior))
         self.weights, self.pace = Weights(), 1.0
+        self.ratios = (Quantiles(_NOTHING, _NOTHING, _NOTHING),) * 3
         self.judge((_NOTHING,) * 3, Went(_NOTHING, _NOTHING, 0))  # tells the quantiles of the prior
 
-    def judge(self, predicted: tuple[float, float, float], outcome: Went) -> list[Judgement]:
+    def judge(
+        self, predicted: tuple[float, float, float], outcome: Went, promised: Ratios | None = None
+    ) -> list[Judgement]:
         """See AgentQuotes."""
         ttft, total, num_tokens = outcome
         tpot = (total - ttft) / (num_tokens - 1) if num_tokens > 1 else _NOTHING
         learning = self._learning
-        _OUTCOME.pack_into(learning.given, 0, *predicted, ttft, tpot, total)
+        ttft_said, tpot_said, finish_said = promised or self.ratios
+        _OUTCOME.pack_into(learning.given, 0, *predicted, ttft, tpot, total, *ttft_said, *tpot_said, *finish_said)
         learning.library.judge(self._address, *learning.addresses)
         e0, i0, e1, i1, e2, i2, *quantiles = _VERDICT.unpack_from(learning.told)
         self.ratios = (
