@@ -104,7 +104,8 @@ class DiskStore:
         header = self._header(page, parent, data)
         unfinished = self._path(page.digest, UNFINISHED_SUFFIX)
         try:
-            with unfinished.open("wb", buffering=0) as file:
+            # The directory may be an older one that others may enter.
+            with open(unfinished, "wb", buffering=0, opener=_open_private) as file:
                 for part in (memoryview(header), data.data.cast("B")):
                     while part:  # a raw write may take less than it was given
                         part = part[file.write(part) :]
@@ -236,6 +237,10 @@ class DiskStore:
 
     def _path(self, digest: bytes, suffix: str = SUFFIX) -> Path:
         return self._folder / (digest.hex() + suffix)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _whole_prefixes(found: list[StoredBlock], max_num_blocks: int) -> list[StoredBlock]:

@@ -188,6 +188,12 @@ def test_killed_in_the_middle_of_writes_what_is_there_is_whole(tmp_path: Path) -
     assert store.num_bad == 0
 
 
+def test_blocks_in_a_directory_that_others_may_enter_are_their_users_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    filled(tmp_path, 1).close()
+    assert file_of(tmp_path, 1).stat().st_mode & 0o777 == 0o600
+
+
 def test_a_new_directory_is_its_users_alone(tmp_path: Path) -> None:
     store = store_in(tmp_path / "new")
     store.open(1)
