@@ -40,6 +40,20 @@ def test_outcomes_bring_the_quotes_to_what_is_observed(bench: Any) -> None:
     assert max(one.error for one in recent) < 0.1
 
 
+def test_an_outcome_is_judged_by_the_quote_of_its_own_request_whatever_was_learnt_since(bench: Any) -> None:
+    bench.join(max_running=8)
+    early = grant_of(bench.ask())
+    promised = early.quote.finish
+    for _ in range(100):
+        bench.beat(outcomes=[Outcome(grant_of(bench.ask()).ticket.jti, 3.0, 30.0, 50, False)])
+    assert grant_of(bench.ask()).quote.finish.p10 > promised.p90
+    bench.judgements.clear()
+    total, num_tokens = promised.expected, bench.cell.ledger.find(early.ticket.jti).output_tokens
+    bench.beat(outcomes=[Outcome(early.ticket.jti, total / 10, total, num_tokens, False)])
+    (judged,) = [one for one in bench.judgements if one.quantity == "finish"]
+    assert judged.inside and judged.error == pytest.approx(0.0, abs=1e-9)
+
+
 def test_the_length_of_texts_in_tokens_is_learnt_from_the_agents(bench: Any) -> None:
     bench.join(max_running=8)
     first = grant_of(bench.ask(prompt_tokens=None, prompt_bytes=3000))
