@@ -27,7 +27,10 @@ class DeviceError(Exception):
 
 
 class DeviceMemoryError(DeviceError):
-    """The device has no memory for this step or copy now. Nothing of it counts; a smaller one may fit."""
+    """The device has no memory for this step or copy now. Nothing of it counts; a smaller one may fit.
+
+    A step raises it from `submit`, `supply` or `result`. After `result`, what was submitted behind it counts as little.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import numpy as np
 from dragoman_agent.device.base import (
     BlockFormat,
     DeviceError,
+    DeviceMemoryError,
     Float32Array,
     Int32Array,
     LoadProgress,
@@ -183,6 +184,8 @@ class CpuDevice:
         try:
             return self._worker.submit(work, *arguments).result()
         except (ValueError, MemoryError, RuntimeError) as error:
+            if _is_out_of_memory(error):
+                raise DeviceMemoryError(f"there is no room to move KV blocks: {_first_line(error)}") from None
             raise DeviceError(f"KV blocks could not be moved on the CPU: {error}") from error
 
     def close(self) -> None:
@@ -235,6 +238,15 @@ def _sampling_of(batch: StepBatch) -> Future[SamplingBatch]:
     return sampling
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, a compiled kernel or torch found no memory; torch says so by a RuntimeError of its CPU allocator."""
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 @dataclass(slots=True)
 class _Work:
     """What the worker thread uses; nothing else does while a step is under way."""
@@ -244,7 +256,7 @@ class _Work:
     previous: Int32Array = field(default_factory=no_ids)  # what the step before sampled
 
     def step(self, batch: StepBatch, coming: Future[SamplingBatch]) -> StepResult:
-        """Compute one step, and sample it once its sampling has come. Raises DeviceError."""
+        """Compute one step, and sample it once its sampling has come. Raises DeviceError, DeviceMemoryError."""
         started = time.perf_counter()
         waited = 0.0
         try:
@@ -256,6 +268,12 @@ class _Work:
             sampled = self.sampler.sample(logits, sampling) if len(batch.sample_seqs) else _NOTHING
             scores = self._score(hidden[len(batch.pool_seqs) :], batch) if len(batch.score_rows) else (None, None, None)
         except (ValueError, MemoryError, RuntimeError, IndexError) as error:
+            if _is_out_of_memory(error):
+                # A step that is queued already may refer to these tokens. It counts for nothing, but must not fail in its turn.
+                self.previous = np.zeros(len(batch.sample_seqs), dtype=np.int32)
+                raise DeviceMemoryError(
+                    f"a step of {len(batch.token_ids)} tokens does not fit: {_first_line(error)}"
+                ) from None
             raise DeviceError(f"Step {batch.step} failed on the CPU: {error}") from error
         self.previous = sampled.token_ids.astype(np.int32)
         return StepResult(

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from dragoman.v1 import error_pb2
@@ -22,7 +23,7 @@ from dragoman_agent.engine.exchange import BlockExchange
 from dragoman_agent.engine.host_work import HostTrace, HostWork
 from dragoman_agent.engine.live_requests import Clock, LiveRequests
 from dragoman_agent.engine.messages import Cancel, Credit, Load, Start, StartEmbed, Step, Tune
-from dragoman_agent.engine.request import Request, Sequence
+from dragoman_agent.engine.request import Request, Sequence, Status
 from dragoman_agent.engine.results import StepResults
 from dragoman_agent.engine.scheduler import Scheduler, StepPlan, preemption_key
 from dragoman_agent.engine.tiers import TierSizes, open_tiers
@@ -207,10 +208,7 @@ class EngineCore:
         if self.scheduler.memory_limit.failed(plan.num_tokens):
             limit = self.scheduler.memory_limit.max_step_tokens
             logger.warning("a step of %d tokens is tried again with at most %d: %s", plan.num_tokens, limit, error)
-        else:
-            # What runs already has fitted before: the last that came is the likeliest to be too much.
-            last = plan.prefills[-1][0] if plan.prefills else max(plan.decodes, key=preemption_key)
-            request = last.request
+        elif request := _likeliest_too_much(plan):
             logger.warning("request %s fails: %s", request.request_id, error)
             message = f"the device has no memory for it now: {error}"
             self._live.fail(request, error_pb2.ERROR_REASON_DEVICE_MEMORY, message)
@@ -233,7 +231,11 @@ class EngineCore:
             return False
         flight = self._in_flight.popleft()
         waited = time.perf_counter()
-        result = flight.handle.result()
+        try:
+            result = flight.handle.result()
+        except DeviceMemoryError as error:
+            self._give_way_late(flight, error)
+            return True
         begun = time.perf_counter()
         if self._trace is not None:
             self._trace.step(flight, result.seconds, waited, begun)
@@ -245,6 +247,23 @@ class EngineCore:
         if self._in_flight and self._in_flight[0].built.batch.sampling_follows:
             self._supply(self._in_flight[0])
         return True
+
+    def _give_way_late(self, flight: InFlight, error: DeviceMemoryError) -> None:
+        """A step that was under way had no memory. What runs behind it reads what it did not write: it is waited for, so that
+        nobody else gets the blocks it writes to, and withdrawn too.
+        """
+        behind = list(self._in_flight)
+        self._in_flight.clear()
+        for one in behind:
+            if one.built.batch.sampling_follows:
+                assert isinstance(one.handle, LateStep)
+                one.handle.supply(one.built.batch.sampling)
+            with suppress(DeviceMemoryError):
+                one.handle.result()
+        now = self._clock()
+        self._give_way(flight.plan, error, now)
+        for one in behind:
+            self.scheduler.withdraw(one.plan, now)
 
     def _supply(self, flight: InFlight) -> None:
         """Tell the step under way how it is sampled, now that the tokens before it are known."""
@@ -330,3 +349,12 @@ class EngineCore:
             lost_blocks=self._account.num_lost,
             waste_tokens=self._account.num_waste_tokens,
         )
+
+
+def _likeliest_too_much(plan: StepPlan) -> Request | None:
+    """Of a step's requests, all of which ran before in smaller company, the last that came; None where all have left."""
+    prefills = [sequence for sequence, _ in plan.prefills if sequence.status is Status.RUNNING]
+    decodes = [sequence for sequence in plan.decodes if sequence.status is Status.RUNNING]
+    if prefills:
+        return prefills[-1].request
+    return max(decodes, key=preemption_key).request if decodes else None
