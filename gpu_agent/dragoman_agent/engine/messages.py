@@ -236,7 +236,7 @@ class TierCounts:
     """One KV tier below the device; what was moved is since the start."""
 
     name: str  # "host" or "disk"
-    capacity_blocks: int
+    capacity_blocks: int  # 0 once it is off
     held_blocks: int
     written_bytes: int
     write_seconds: float

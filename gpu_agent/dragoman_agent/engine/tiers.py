@@ -145,18 +145,19 @@ class KvTiers:
             out, index = self.demoter.to_host, lower.host.index
             tiers.append(
                 TierCounts(
-                    "host", index.capacity, index.num_held, out.num_bytes, out.seconds,
+                    "host", 0 if lower.problem else index.capacity, index.num_held, out.num_bytes, out.seconds,
                     brought["host"].num_bytes, brought["host"].seconds, brought["host"].num_blocks,
                     lower.problem or lower.host.problem,
                 )
             )  # fmt: skip
         if lower.disk is not None:
             disk = lower.disk
+            problem = lower.problem or disk.problem
             tiers.append(
                 TierCounts(
-                    "disk", disk.index.capacity, disk.index.num_held, disk.bytes_written, disk.seconds_written,
+                    "disk", 0 if problem else disk.index.capacity, disk.index.num_held, disk.bytes_written, disk.seconds_written,
                     brought["disk"].num_bytes, brought["disk"].seconds, brought["disk"].num_blocks,
-                    lower.problem or disk.problem,
+                    problem,
                 )
             )  # fmt: skip
         rate = 0.0

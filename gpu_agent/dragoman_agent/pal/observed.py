@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from dragoman_agent.pal.decisions import Decision, DecisionLog
@@ -33,6 +34,7 @@ class TierSums(Protocol):
     capacity_blocks: int
     read_bytes: int
     read_seconds: float
+    problem: str
 
 
 class Observations:
@@ -60,6 +62,7 @@ class Observations:
         self._published = 0.0
         self._has_blocks = False
         self._tier_blocks: dict[str, int] = {}
+        self._tier_problems: dict[str, str] = {}
         self._num_blocks = plan.num_blocks  # of the arena as it was taken
         self._decode_subject = DECODE
 
@@ -78,11 +81,23 @@ class Observations:
     def take_tiers(self, tiers: Sequence[TierSums]) -> None:
         """What the KV tiers hold and have moved: their sizes as they were taken, and what a token's KV took to come back."""
         for tier in tiers:
+            self._tell_problem(tier)
             self._measure_once(f"{tier.name}-tier", tier.capacity_blocks)
             if tier.name == "host" and tier.read_bytes > 0 and tier.read_seconds > 0:
                 predicted, link = self._predicted(PREFETCH), self._plan.kv_link_bytes_per_second
                 if predicted is not None and link:
                     self._measured(PREFETCH, predicted * link * tier.read_seconds / tier.read_bytes)
+
+    def _tell_problem(self, tier: TierSums) -> None:
+        """A tier that is off or smaller than planned is a decision of its own: the plan alone would say that it is there."""
+        subject = f"{tier.name}-tier"
+        if not tier.problem or self._tier_problems.get(subject) == tier.problem:
+            return
+        self._tier_problems[subject] = tier.problem
+        planned = next((decision for decision in reversed(self._log.all()) if decision.subject == subject), None)
+        if planned is not None:
+            chosen = planned.chosen if tier.capacity_blocks else "off"
+            self._log.record(replace(planned, chosen=chosen, reason=tier.problem))
 
     def _measure_once(self, subject: str, num_blocks: int) -> None:
         """The size of a tier in the blocks that it has, whenever that changed."""

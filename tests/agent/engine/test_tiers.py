@@ -310,7 +310,7 @@ def test_a_full_disk_turns_the_tier_off_and_nothing_else(
         assert ids(answers, events, f"r{seed}") == wanted[seed]
         settle(here)
     counts = here.core.tiers.report().tiers[0]
-    assert "No space left on device" in counts.problem and counts.held_blocks == 0
+    assert "No space left on device" in counts.problem and counts.held_blocks == counts.capacity_blocks == 0
     assert_at_rest(here)
     here.core.tiers.close()
 

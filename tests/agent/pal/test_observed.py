@@ -96,7 +96,7 @@ def test_tiers_are_measured_beside_their_plan(clock: Clock) -> None:
     pal = start_on_null(plan)
     pal.log.record(Decision("prefetch", "yes", "", predicted=2e-6, unit="s"))
     observed = Observations(plan, pal.log, clock=clock)
-    tier = SimpleNamespace(name="host", capacity_blocks=60, read_bytes=0, read_seconds=0.0)
+    tier = SimpleNamespace(name="host", capacity_blocks=60, read_bytes=0, read_seconds=0.0, problem="")
     observed.take_tiers([tier])
     assert of(pal, "host-tier").predicted == 76_800 and of(pal, "host-tier").measured == pytest.approx(60 * 768)
     assert of(pal, "prefetch").measured is None
@@ -104,3 +104,17 @@ def test_tiers_are_measured_beside_their_plan(clock: Clock) -> None:
     observed.take_tiers([tier])
     assert of(pal, "host-tier").measured == pytest.approx(76_800)
     assert of(pal, "prefetch").measured == pytest.approx(4e-6), "half the link's rate: a token takes twice as long"
+
+
+def test_a_tier_that_goes_off_is_told_beside_its_plan(clock: Clock) -> None:
+    pal = start_on_null(replace(default_null_plan(open_null_model("null")), kv_disk_bytes=100 * 768))
+    observed = Observations(pal.plan, pal.log, clock=clock)
+    tier = SimpleNamespace(name="disk", capacity_blocks=100, read_bytes=0, read_seconds=0.0, problem="")
+    observed.take_tiers([tier])
+    assert of(pal, "disk-tier").measured == pytest.approx(76_800)
+    tier.capacity_blocks, tier.problem = 0, "the disk tier is off: it is full"
+    for _ in range(2):
+        observed.take_tiers([tier])
+    told = [decision for decision in pal.log.all() if decision.subject == "disk-tier"]
+    assert [(d.chosen, d.measured) for d in told] == [(told[0].chosen, pytest.approx(76_800)), ("off", 0)]
+    assert told[1].reason == tier.problem and told[1].predicted == 76_800
