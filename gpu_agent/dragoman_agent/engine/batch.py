@@ -14,7 +14,7 @@ from dragoman_agent.engine.grammar import Form, GrammarMasks
 from dragoman_agent.engine.messages import Sampling
 from dragoman_agent.engine.prompt_scores import score_rows
 from dragoman_agent.engine.request import Request, Sequence, has_penalties
-from dragoman_agent.engine.scheduler import StepPlan
+from dragoman_agent.engine.step_plan import StepPlan
 from dragoman_agent.pal.plan import Plan
 
 _EMPTY = np.zeros(0, dtype=np.int32)

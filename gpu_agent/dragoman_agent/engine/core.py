@@ -25,7 +25,8 @@ from dragoman_agent.engine.live_requests import Clock, LiveRequests
 from dragoman_agent.engine.messages import Cancel, Credit, Load, Start, StartEmbed, Step, Tune
 from dragoman_agent.engine.request import Request, Sequence, Status
 from dragoman_agent.engine.results import StepResults
-from dragoman_agent.engine.scheduler import Scheduler, StepPlan, preemption_key
+from dragoman_agent.engine.scheduler import Scheduler
+from dragoman_agent.engine.step_plan import StepPlan, preemption_key
 from dragoman_agent.engine.tiers import TierSizes, open_tiers
 from dragoman_agent.pal.plan import Plan
 from dragoman_text import TextTokenizer

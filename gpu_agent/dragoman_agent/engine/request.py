@@ -146,6 +146,15 @@ class Sequence:
             raise RuntimeError(f"{self.request.request_id}/{self.choice}: {self.status.name} -> {status.name}")
         self.status = status
 
+    def lose(self, newest_step: int) -> None:
+        """Row and blocks are gone: nothing is computed any more, and what steps up to this one sample is dropped."""
+        self.row = -1
+        self.future_step = 0
+        self.cut_step = newest_step
+        self.num_computed = 0
+        self.num_published = 0
+        self.quiet_tokens = 0
+
     def class_at(self, now: float) -> int:
         """Priority class with aging: waiting long makes any sequence interactive."""
         return max(0, self.request.priority - int((now - self.request.arrived) / AGING_SECONDS))

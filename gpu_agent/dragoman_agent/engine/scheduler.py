@@ -8,7 +8,6 @@ one that waits preempts only work of a lower class.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from dragoman_agent.cache.block_pool import BlockPool
 from dragoman_agent.cache.hashing import PageHash
@@ -16,43 +15,13 @@ from dragoman_agent.engine.memory_limit import MemoryLimit
 from dragoman_agent.engine.messages import Tune
 from dragoman_agent.engine.queue import WaitingQueue
 from dragoman_agent.engine.request import Request, Sequence, Status
+from dragoman_agent.engine.step_plan import StepPlan, preemption_key
 from dragoman_agent.engine.tier_waits import LowerTiers, TierWaits
 from dragoman_agent.pal.plan import Plan
 
 PARK_SECONDS = 10.0  # without credit: blocks go back to the cache
 CREDIT_TIMEOUT_SECONDS = 60.0  # without credit: the request fails
 RELEASED_AT_ONCE = 16  # blocks: about 50 us of host work behind a step
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """One step: every decode sequence computes one token, every prefill sequence its count."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    prefills: list[tuple[Sequence, int]] = field(default_factory=list)
-    grown: list[Sequence] = field(default_factory=list)  # decode sequences whose block table got longer
-    preempted: list[Sequence] = field(default_factory=list)
-
-    def add_prefill(self, sequence: Sequence, budget: int) -> int:
-        """Add as much of a sequence's prefill as `budget` allows; how many tokens that is."""
-        count = min(sequence.num_uncomputed, budget)
-        self.prefills.append((sequence, count))
-        return count
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """All that take part."""
-        return self.decodes + [sequence for sequence, _ in self.prefills]
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Prompt tokens, or tokens computed again, in this step."""
-        return sum(count for _, count in self.prefills)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in this step; 0 is no step."""
-        return len(self.decodes) + self.num_prefill_tokens
 
 
 class Scheduler:
@@ -425,19 +394,4 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.block_table)
         self._free_rows.append(sequence.row)
-        sequence.row = -1
-        sequence.future_step = 0
-        sequence.cut_step = self.num_steps
-        sequence.num_computed = 0
-        sequence.num_published = 0
-        sequence.quiet_tokens = 0
-
-
-def preemption_key(sequence: Sequence) -> tuple[bool, int, float, int]:
-    """The greatest goes first: out of credit, then lowest class, then youngest."""
-    return (
-        not sequence.has_credit,
-        sequence.effective_class,
-        sequence.request.arrived,
-        sequence.choice,
-    )
+        sequence.lose(self.num_steps)

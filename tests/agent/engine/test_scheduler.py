@@ -7,7 +7,8 @@ import pytest
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine.messages import Sampling, Start, Stop, Tune
 from dragoman_agent.engine.request import Request, Status, new_request
-from dragoman_agent.engine.scheduler import Scheduler, StepPlan
+from dragoman_agent.engine.scheduler import Scheduler
+from dragoman_agent.engine.step_plan import StepPlan
 
 
 def make(**plan: Any) -> Scheduler:

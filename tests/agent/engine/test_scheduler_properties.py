@@ -16,7 +16,8 @@ from dragoman_agent.engine.block_account import account
 from dragoman_agent.engine.messages import Failed, Finished, Sampling, Start, StartEmbed, Stop
 from dragoman_agent.engine.queue import MIN_CHARGE_TOKENS, QUANTUM_TOKENS
 from dragoman_agent.engine.request import AGING_SECONDS, Request, Sequence, Status, new_request
-from dragoman_agent.engine.scheduler import Scheduler, StepPlan
+from dragoman_agent.engine.scheduler import Scheduler
+from dragoman_agent.engine.step_plan import StepPlan
 
 STEP_SECONDS = 0.05
 
