@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from dragoman.channel import quiet_grpc
 from dragoman_agent.config import AgentSettings, settings_problem
 from dragoman_cli.config import parse
 from dragoman_cli.failure import import_problem
 from dragoman_cli.process import log_to_stderr, loop_factory
+
+if TYPE_CHECKING:
+    from dragoman.tls import TlsIdentity
 
 PROG = "dragoman-agent"
 _EXIT_USAGE = 2
@@ -29,13 +31,14 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 
 def _run(settings: AgentSettings) -> int:
-    from dragoman.tls import TlsError, read_tls
     from dragoman_agent.startup import StartupError, prepare
 
     try:
-        tls = read_tls(settings.tls_certificate, settings.tls_key, settings.tls_ca)
+        tls = _identity(settings)
         with prepare(settings) as prepared:
             # Imported while the engine process starts: gRPC and the rest take as long as its own imports.
+            import asyncio
+
             from dragoman_agent.agent import Agent
 
             async def serve() -> int:
@@ -44,12 +47,25 @@ def _run(settings: AgentSettings) -> int:
 
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(serve())
-    except (StartupError, TlsError) as error:
+    except StartupError as error:
         logging.getLogger(PROG).debug("startup failed", exc_info=True)
         _fail(str(error))
     except ImportError as error:
         logging.getLogger(PROG).debug("startup failed", exc_info=True)
         _fail(import_problem(error))
+
+
+def _identity(settings: AgentSettings) -> TlsIdentity | None:
+    """The agent's TLS identity, if it is given one. Exits where its files cannot be used."""
+    files = (settings.tls_certificate, settings.tls_key, settings.tls_ca)
+    if files == (None, None, None):
+        return None  # without importing gRPC, which can wait until the engine process is spawned
+    from dragoman.tls import TlsError, read_tls
+
+    try:
+        return read_tls(*files)
+    except TlsError as error:
+        _fail(str(error))
 
 
 def _fail(message: str) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import logging
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import asyncio
+
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import CounterMetricFamily
 

@@ -8,12 +8,11 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.v1 import error_pb2
 from dragoman_agent.device import Device, DeviceError, open_device
 from dragoman_agent.device.base import LoadProgress
-from dragoman_agent.device.precompile import Compilers, start_compilers
 from dragoman_agent.engine.ahead import DeviceImport
 from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.engine.core import EngineCore
@@ -25,6 +24,9 @@ from dragoman_agent.engine.trace import TraceWriter
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_cli.failure import import_problem
+
+if TYPE_CHECKING:
+    from dragoman_agent.device.precompile import Compilers
 
 logger = logging.getLogger("dragoman_agent.engine")
 
@@ -62,6 +64,8 @@ def load(
             if compilers is not None and progress.phase == "warmup":
                 compilers.wait()  # the first step launches what they compile
                 times.mark("kernels")
+        elif (progress.phase, progress.done) == ("warmup", progress.total) and "timed steps" not in times.seconds:
+            times.mark("graphs")
         connection.send(Progress(progress.phase, progress.done, progress.total, progress.unit))
 
     begun = time.monotonic()
@@ -70,6 +74,8 @@ def load(
     model.check()
     times.mark("model files")
     if config.device == "cuda" and config.capability:
+        from dragoman_agent.device.precompile import start_compilers  # and the cost models: for a GPU alone
+
         compilers = start_compilers(model.config, config.plan, config.capability)
     if library is not None and library.kind == config.device:
         library.wait()
@@ -83,7 +89,7 @@ def load(
     times.mark("device library")
     try:
         device.load(model, config.plan, report)
-        times.mark("graphs and timed steps")
+        times.mark("timed steps")
         core = build_core(device, model, config.plan, tier_sizes=config.tier_sizes, trace=trace)
         report(LoadProgress("warmup", 0, 1, "steps"))
         first = model.config.bos_token_id

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class DecisionLog:
 
     async def watch(self) -> AsyncIterator[Decision]:
         """The decisions held, then each new or completed one. A watcher that falls 1,024 behind loses the oldest."""
+        import asyncio  # here, for the engine process needs none of it
+
         queue: asyncio.Queue[Decision] = asyncio.Queue(maxsize=1024)
         held = self.all()
         self._watchers.add(queue)

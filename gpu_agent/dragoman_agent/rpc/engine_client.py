@@ -338,8 +338,11 @@ class EngineClient:
         self._die_soon()
 
     def _die_soon(self) -> None:
-        """At once when both have happened: the last frames are read and the exit code is known. Else the other is due."""
-        if (self._disconnected and self._exited) or self._transport is None:
+        """At once when both have happened: the last frames are read and the exit code is known. Else the other is due.
+
+        So it is for an engine that ended before this process listened: its connection and last frames wait to be taken.
+        """
+        if (self._disconnected and self._exited) or (self._transport is None and self._process.last_words):
             self._die()
         else:
             asyncio.get_running_loop().call_later(_BOTH_ENDS_SECONDS, self._die)

@@ -71,7 +71,7 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
         seen.append(f"compile for {wanted}")
         return Workers()
 
-    monkeypatch.setattr(serving, "start_compilers", start)
+    monkeypatch.setattr("dragoman_agent.device.precompile.start_compilers", start)
     monkeypatch.setattr(serving, "open_device", lambda *_, **__: Device())
     monkeypatch.setattr(serving, "open_source", lambda *_: NullModel())
     ours, theirs = socket.socketpair()

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ class Sink:
 class Rig:
     """A client, its engine, and what it said."""
 
-    def __init__(self) -> None:
-        settings = AgentSettings(device="null", open=True)
+    def __init__(self, settings: AgentSettings | None = None) -> None:
+        settings = settings or AgentSettings(device="null", open=True)
         model = open_null_model("null")
         plan = default_null_plan(model, max_num_seqs=2, max_num_waiting=1)
         self.process = EarlyEngine("null").configure(engine_config(settings, plan))
@@ -195,6 +196,22 @@ async def test_gate_holds_the_last_word(rig: Rig) -> None:
     assert admit("next") == "queue_full"
     gate.phase = Phase.CLOSED
     assert admit("late") == "agent_draining"
+
+
+async def test_an_engine_that_ended_before_it_was_listened_for_has_its_last_word() -> None:
+    settings = AgentSettings(device="null", open=True, null_oracle="script:/no/such/file")
+    made = Rig(settings)
+    ended = threading.Event()
+    made.process.watch(ended.set)
+    assert await asyncio.to_thread(ended.wait, 20)
+    await made.client.start()
+    try:
+        async with asyncio.timeout(5):
+            await made.listener.died.wait()
+        ((_, message),) = made.listener.deaths
+        assert "/no/such/file" in message and made.listener.progress
+    finally:
+        await made.client.stop(3)
 
 
 def test_socket_directory_is_private_and_goes_with_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
