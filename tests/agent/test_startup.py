@@ -16,7 +16,8 @@ import pytest
 from dragoman_agent import startup
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.device.null_model import default_null_plan, open_null_model
-from dragoman_agent.engine.messages import FrameDecoder, Ready
+from dragoman_agent.engine.frames import FrameDecoder
+from dragoman_agent.engine.messages import Ready
 from dragoman_agent.engine_process import EngineProcess
 from dragoman_agent.startup import EarlyEngine, StartupError, engine_config, likely_kind, prepare
 
@@ -130,6 +131,26 @@ def test_a_start_that_fails_leaves_no_engine(settings: AgentSettings, monkeypatc
     with pytest.raises(StartupError, match="/no/such"), prepare(settings):
         pass
     assert [process.returncode for process in spawned] == [-9] and not engines()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            AgentSettings(device="null", open=True, kv_disk_dir=Path("/kv"), kv_disk_bytes=10),
+            "--kv-disk-bytes 10 holds no",
+        ),
+        (AgentSettings(device="null", open=True, kv_host_bytes=10), "--kv-host-bytes 10 holds no KV block"),
+        (
+            AgentSettings(device="null", open=True, kv_host_bytes=1 << 60),
+            "more than the .* of host memory that are free",
+        ),
+    ],
+)
+def test_tiers_of_the_null_device_are_held_to_the_same_rules(settings: AgentSettings, problem: str) -> None:
+    with pytest.raises(StartupError, match=problem), prepare(settings):
+        pass
+    assert not engines()
 
 
 def test_what_is_measured_is_measured_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

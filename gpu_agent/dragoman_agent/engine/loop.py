@@ -12,6 +12,7 @@ from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import DeviceError
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.exchange import BlockExchange
+from dragoman_agent.engine.frames import FrameDecoder, encode
 from dragoman_agent.engine.host_work import HostWork
 from dragoman_agent.engine.messages import (
     BlocksImported,
@@ -20,14 +21,12 @@ from dragoman_agent.engine.messages import (
     Credit,
     ExportBlocks,
     Fatal,
-    FrameDecoder,
     FromEngine,
     ImportBlocks,
     Shutdown,
     Start,
     StartEmbed,
     Tune,
-    encode,
 )
 from dragoman_agent.engine.tiers import KvTiers
 

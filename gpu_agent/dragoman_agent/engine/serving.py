@@ -16,9 +16,10 @@ from dragoman_agent.device.base import LoadProgress
 from dragoman_agent.engine.ahead import DeviceImport
 from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.engine.core import EngineCore
+from dragoman_agent.engine.frames import ProtocolError
 from dragoman_agent.engine.local import build_core, warm_up
 from dragoman_agent.engine.loop import Connection, run
-from dragoman_agent.engine.messages import Fatal, Progress, ProtocolError, Ready
+from dragoman_agent.engine.messages import Fatal, Progress, Ready
 from dragoman_agent.engine.start_times import StartTimes
 from dragoman_agent.engine.trace import TraceWriter
 from dragoman_agent.model.errors import ModelFileError

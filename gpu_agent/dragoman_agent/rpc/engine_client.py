@@ -11,6 +11,7 @@ from typing import Protocol
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
+from dragoman_agent.engine.frames import FrameDecoder, ProtocolError, encode
 from dragoman_agent.engine.messages import (
     BlocksExported,
     BlocksImported,
@@ -21,11 +22,9 @@ from dragoman_agent.engine.messages import (
     ExportBlocks,
     Failed,
     Fatal,
-    FrameDecoder,
     ImportBlocks,
     Load,
     Progress,
-    ProtocolError,
     Ready,
     Shutdown,
     Start,
@@ -34,7 +33,6 @@ from dragoman_agent.engine.messages import (
     TierReport,
     ToEngine,
     Tune,
-    encode,
 )
 from dragoman_agent.engine_process import EngineProcess
 from dragoman_agent.rpc.live_table import NOWHERE, Event, EventSink, Live, LiveTable, OnEnd

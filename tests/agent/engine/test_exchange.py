@@ -11,6 +11,7 @@ import pytest
 from dragoman.prefix_hash import prefix_hashes, root_hash
 from dragoman_agent.device.null_model import NullModel
 from dragoman_agent.engine.exchange import BlockExchange
+from dragoman_agent.engine.frames import decode, encode
 from dragoman_agent.engine.messages import (
     BlocksExported,
     BlocksImported,
@@ -22,8 +23,6 @@ from dragoman_agent.engine.messages import (
     Sampling,
     Start,
     Stop,
-    decode,
-    encode,
 )
 
 PROMPT = [1 + index % 250 for index in range(200)]  # 3 units, 12 pages of 16 and a rest

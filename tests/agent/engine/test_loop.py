@@ -12,8 +12,9 @@ import pytest
 from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import DeviceError, StepBatch, StepHandle
 from dragoman_agent.device.null import NullDevice
+from dragoman_agent.engine.frames import FrameDecoder, encode
 from dragoman_agent.engine.loop import Connection, run
-from dragoman_agent.engine.messages import Credit, Failed, Fatal, Finished, FrameDecoder, Shutdown, Step, encode
+from dragoman_agent.engine.messages import Credit, Failed, Fatal, Finished, Shutdown, Step
 
 
 class Failing(NullDevice):

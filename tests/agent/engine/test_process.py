@@ -20,13 +20,13 @@ import pytest
 from dragoman.v1 import error_pb2
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine.config import EngineConfig
+from dragoman_agent.engine.frames import FrameDecoder, encode
 from dragoman_agent.engine.messages import (
     Cancel,
     Delta,
     Failed,
     Fatal,
     Finished,
-    FrameDecoder,
     Progress,
     Ready,
     Sampling,
@@ -34,7 +34,6 @@ from dragoman_agent.engine.messages import (
     Start,
     Step,
     Stop,
-    encode,
 )
 from dragoman_agent.engine.process import main
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman_agent.engine.messages import Finished, Opened, decode, encode
+from dragoman_agent.engine.frames import decode, encode
+from dragoman_agent.engine.messages import Finished, Opened
 from dragoman_agent.engine.prompt_scores import PromptScores, score_rows
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 6

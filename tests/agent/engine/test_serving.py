@@ -14,7 +14,8 @@ from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine import serving
 from dragoman_agent.engine.config import EngineConfig
-from dragoman_agent.engine.messages import Fatal, FrameDecoder, Ready
+from dragoman_agent.engine.frames import FrameDecoder
+from dragoman_agent.engine.messages import Fatal, Ready
 from dragoman_agent.engine.start_times import StartTimes
 
 CONFIG = EngineConfig("null", "null", default_null_plan(NullModel(), num_blocks=16))

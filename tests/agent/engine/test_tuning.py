@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman_agent.device.null_model import NullModel, default_null_plan
-from dragoman_agent.engine.messages import Finished, Step, Tune, decode, encode
+from dragoman_agent.engine.frames import decode, encode
+from dragoman_agent.engine.messages import Finished, Step, Tune
 from dragoman_agent.engine.scheduler import Scheduler
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
+from dragoman_agent.engine.frames import FrameDecoder, encode
 from dragoman_agent.engine.local import build_core
-from dragoman_agent.engine.messages import Delta, Failed, Finished, FrameDecoder, Sampling, Start, Step, Stop, encode
+from dragoman_agent.engine.messages import Delta, Failed, Finished, Sampling, Start, Step, Stop
 from dragoman_agent.rpc import text_streams
 from dragoman_agent.rpc.engine_client import EngineClient, Event
 from dragoman_agent.rpc.text_streams import TextStreams

@@ -7,24 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman_agent.engine import messages
+from dragoman_agent.engine import frames
+from dragoman_agent.engine.frames import FrameDecoder, ProtocolError, decode, encode
 from dragoman_agent.engine.messages import (
     CachedBlock,
     Delta,
     Embedded,
     Finished,
-    FrameDecoder,
     GrammarSpec,
     ImportBlocks,
     Load,
     LogprobEntry,
-    ProtocolError,
     Sampling,
     Start,
     Step,
     Stop,
-    decode,
-    encode,
 )
 
 LOAD = Load(*range(9))
@@ -65,9 +62,9 @@ def test_what_could_not_be_packed_leaves_nothing_behind() -> None:
 
 
 def test_a_large_frame_does_not_keep_its_buffer() -> None:
-    large = ImportBlocks("x", [CachedBlock(b"d" * 32, b"", [], bytes(messages._KEPT_BYTES + 1))])
-    assert len(encode(large)) > messages._KEPT_BYTES
-    assert not messages._PACKERS.by_depth
+    large = ImportBlocks("x", [CachedBlock(b"d" * 32, b"", [], bytes(frames._KEPT_BYTES + 1))])
+    assert len(encode(large)) > frames._KEPT_BYTES
+    assert not frames._PACKERS.by_depth
     with pytest.raises(ProtocolError, match="over the limit"):
-        encode(ImportBlocks("x", [CachedBlock(b"", b"", [], bytes(messages.MAX_FRAME_BYTES))]))
+        encode(ImportBlocks("x", [CachedBlock(b"", b"", [], bytes(frames.MAX_FRAME_BYTES))]))
     assert decode(encode(STEP)[4:]) == STEP
