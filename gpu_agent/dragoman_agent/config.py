@@ -19,6 +19,7 @@ def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
 _AGENT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _MODEL, _DEVICE, _PLAN, _NETWORK, _LIFE = "model", "device", "planning", "network", "process"
 _ON_OFF = ("on", "off")
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,7 @@ def settings_problem(settings: AgentSettings) -> str:
         )
     for address in settings.controllers:
         host, _, port = address.removeprefix("dns:").rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdigit() or not 0 < int(port) <= _MAX_PORT:
             return f"--controllers {address!r} is no host:port, nor dns:NAME:PORT for every address of a name"
     if len(settings.agent_id) > MAX_AGENT_ID_BYTES or not _AGENT_ID.fullmatch(settings.agent_id or "default"):
         return (
@@ -277,6 +278,7 @@ def _planning_flags(settings: AgentSettings) -> list[tuple[str, bool]]:
     """What changes how a plan is made, and whether it was given."""
     return [
         ("--profile", bool(settings.profile)),
+        (f"--kv-dtype {settings.kv_dtype}", settings.kv_dtype != "auto"),
         (f"--tune {settings.tune}", settings.tune != "auto"),
         ("--pal off", settings.pal == "off"),
         ("--pal-arena off", settings.pal_arena == "off"),

@@ -171,6 +171,10 @@ def engine_config(settings: AgentSettings, plan: Plan, capability: str = "") -> 
 
 def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
     from dragoman_agent.device.null_model import default_null_plan, open_null_model
+    from dragoman_agent.pal.cpu_facts import free_host_bytes
+    from dragoman_agent.pal.host import this_host
+    from dragoman_agent.pal.limits import Limits
+    from dragoman_agent.pal.planner_tiers import plan_tiers
     from dragoman_agent.pal.startup import start_on_null
 
     source = open_null_model(settings.model_spec)
@@ -180,7 +184,14 @@ def _on_null(settings: AgentSettings) -> tuple[ModelSource, PalResult]:
         max_num_seqs=settings.max_num_seqs or NULL_NUM_SEQS,
         max_num_waiting=settings.max_num_waiting,
     )
-    plan = replace(plan, kv_host_bytes=settings.kv_host_bytes or 0, kv_disk_bytes=settings.kv_disk_bytes)
+    arena_bytes = plan.memory[0].size_bytes
+    limits = Limits(
+        kv_host_bytes=settings.kv_host_bytes,
+        kv_disk_bytes=settings.kv_disk_bytes,
+        host_free_bytes=free_host_bytes(this_host()),
+    )
+    tiers = plan_tiers(limits, arena_bytes // plan.num_blocks, arena_bytes, "", offload=False)
+    plan = replace(plan, kv_host_bytes=tiers.host_bytes, kv_disk_bytes=tiers.disk_bytes)
     if settings.null_speed > 0:
         # What the controller is told must be how long steps take, else every quote of a cell of tests is wrong.
         plan = replace(plan, step_model=plan.step_model.slower(settings.null_speed))

@@ -59,12 +59,16 @@ def test_agent_id_is_host_and_device_and_fits_a_certificate(monkeypatch: pytest.
         (("--open", "--kv-disk-dir", "/kv"), "belong together"),
         (("--open", "--kv-disk-bytes", "5"), "belong together"),
         (("--open", "--device", "null", "--profile", "l4"), "--profile has no effect with --device null"),
+        (("--open", "--device", "null", "--kv-dtype", "fp8"), "--kv-dtype fp8 has no effect with --device null"),
         (("--open", "--device", "null", "--pal", "off"), "--pal off has no effect"),
         (("--open", "--device", "null", "--pal-link-policy", "off"), "--pal-link-policy off has no effect"),
         (("--open", "--profile", "l4", "--profile-force", "--pal-arena", "off"), ""),
         (("--open",), ""),
         (("--open", "--host", "::1"), ""),
         (("--controllers", "a:1,b:2", "--host", "0.0.0.0"), "TLS"),
+        (("--controllers", "a:1,b:65536"), "'b:65536' is no host:port"),
+        (("--controllers", "dns:a:0"), "'dns:a:0' is no host:port"),
+        (("--controllers", "dns:a:65535"), ""),
     ],
 )
 def test_settings_that_do_not_go_together(flags: tuple[str, ...], words: str) -> None:
