@@ -41,7 +41,11 @@ class Grant:
     """Of a prompt whose tokens the client did not know."""
     features: Features = NO_FEATURES
     prefill_seconds: float = 0.0
-    """As expected of its agent."""
+    """As expected of its agent, in a step of its own."""
+    shared_seconds: float = 0.0
+    """What it adds to a step of prompts that is run anyway: its tokens at the rate of prefill, without what a step takes at least."""
+    charged_seconds: float = 0.0
+    """Which of the two its agent was debited with."""
     waits_for_slot: bool = False
     promised: Ratios | None = None
     """The ratios of its quote."""
@@ -89,9 +93,18 @@ class _Account:
         self.recent_context += sign * grant.prompt_tokens * grant.num_slots
 
     def queue_up(self, grant: Grant) -> None:
-        """Its prefill begins when those before it have ended, or at once."""
-        begun, granted_at = self.busy_until, grant.granted_at
-        self.busy_until = (begun if begun > granted_at else granted_at) + grant.prefill_seconds
+        """Its prefill begins when those before it have ended, or at once.
+
+        Prompts that wait share a step. One that finds more in front than the step under way joins those that wait for it to
+        end: where a step takes long however few tokens it has, as on a GPU, each would else count as a step more.
+        """
+        begun, granted_at, alone = self.busy_until, grant.granted_at, grant.prefill_seconds
+        shared = grant.shared_seconds
+        if begun <= granted_at:
+            begun = granted_at
+        charged = shared if shared < alone < begun - granted_at else alone
+        grant.charged_seconds = charged
+        self.busy_until = begun + charged
 
     def settle(self, before: float) -> None:
         """Forgets what was granted before the report knew of it."""
@@ -222,7 +235,7 @@ class Ledger:
         account = self._accounts[grant.agent_id, grant.epoch]
         if grant.is_recent:
             account.count(grant, -1)
-            account.busy_until -= grant.prefill_seconds
+            account.busy_until -= grant.charged_seconds
         del account.open[grant.jti]
         account.num_open_slots -= grant.num_slots
         self._running[grant.tenant] -= 1

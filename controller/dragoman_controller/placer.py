@@ -337,7 +337,7 @@ class Placer:
         usable_until: float,
     ) -> None:
         num_choices, prompt_tokens = request.num_choices, shape.prompt_tokens
-        ttft_seconds, tpot_seconds, features, prefill_seconds, waits_for_slot = expected
+        ttft_seconds, tpot_seconds, features, prefill_seconds, shared_seconds, waits_for_slot = expected
         # By position, which takes half as long: there are many.
         self._ledger.add(
             Grant(
@@ -358,6 +358,8 @@ class Placer:
                 fallback.minted.jti if fallback else None,
                 request.prompt_bytes if request.prompt_tokens is None else 0,
                 features,
+                prefill_seconds,
+                shared_seconds,
                 prefill_seconds,
                 waits_for_slot,
                 quote.ratios,

@@ -26,9 +26,9 @@ class Served(NamedTuple):
     destination: Destination
 
 
-Expected: TypeAlias = tuple[float, float, Features, float, bool]
-"""TTFT, TPOT, what they are made of, own prefill, each in seconds as the weights of the agent have it; and whether a slot is
-waited for."""
+Expected: TypeAlias = tuple[float, float, Features, float, float, bool]
+"""TTFT, TPOT, what they are made of, own prefill in a step of its own and in one of others, each in seconds as the weights of the
+agent have it; and whether a slot is waited for."""
 
 
 def expect(score: Score, shape: Shape, served: Served, view: AgentView, now: float) -> Expected:
@@ -37,7 +37,8 @@ def expect(score: Score, shape: Shape, served: Served, view: AgentView, now: flo
     elapsed = now - view.made_at if now > view.made_at else 0.0
     backlog_seconds, slot_seconds = view.backlog_seconds, view.slot_seconds
     decode = score.modelled_step_seconds
-    prefill = view.steps.prefill_seconds(shape.prompt_tokens - score.cached_tokens)
+    steps, num_uncached = view.steps, shape.prompt_tokens - score.cached_tokens
+    prefill = steps.prefill_seconds(num_uncached)
     features = new(
         Features,
         (
@@ -52,7 +53,9 @@ def expect(score: Score, shape: Shape, served: Served, view: AgentView, now: flo
     ttft, tpot = quotes.expect(features)
     if slot_seconds > elapsed:
         ttft += slot_seconds - elapsed
-    return ttft, tpot, features, quotes.weights.prefill * prefill, slot_seconds > 0.0
+    weight = quotes.weights.prefill
+    shared = weight * num_uncached * steps.seconds_per_prompt_token
+    return ttft, tpot, features, weight * prefill, shared, slot_seconds > 0.0
 
 
 def quote_of(request: AdmissionRequest, expected: Expected, served: Served) -> Quote:

@@ -44,16 +44,29 @@ def test_a_grant_counts_until_the_agents_report_knows_it() -> None:
 def test_the_work_in_front_runs_down_between_reports() -> None:
     ledger = Ledger()
     ledger.add(grant("x", at=1.0, prefill_seconds=0.5))
-    ledger.add(grant("y", at=1.1, prefill_seconds=0.2))
+    ledger.add(grant("y", at=1.1, prefill_seconds=0.2, shared_seconds=0.2))
     assert ledger.debit("a", 1, Load(), 0.9).busy_until == pytest.approx(1.7)
     # An idle pause between two grants is not work.
-    ledger.add(grant("z", at=5.0, prefill_seconds=0.3))
+    ledger.add(grant("z", at=5.0, prefill_seconds=0.3, shared_seconds=0.3))
     assert ledger.debit("a", 1, Load(), 0.9).busy_until == pytest.approx(5.3)
     # A new report knows what was granted before it, and says itself what is left.
     assert ledger.debit("a", 1, Load(), 4.9, pending_seconds=0.4).busy_until == pytest.approx(5.6)
     ledger.end(b"z")
     assert ledger.debit("a", 1, Load(), 4.9, pending_seconds=0.4).busy_until == pytest.approx(5.3)
     assert ledger.debit("b", 1, Load(), 2.0, pending_seconds=0.1).busy_until == pytest.approx(2.1)
+
+
+def test_prompts_that_wait_share_a_step_where_it_takes_long_however_few_tokens_it_has() -> None:
+    ledger = Ledger()
+    for number in range(20):
+        ledger.add(grant(f"r{number}", at=1.0 + number / 1000, prefill_seconds=0.03, shared_seconds=0.001))
+    # The first one's step runs, the second one waits for the next, and the others join it.
+    assert ledger.debit("a", 1, Load(), 0.9).busy_until == pytest.approx(1.0 + 2 * 0.03 + 18 * 0.001)
+    ledger.end(b"r7")
+    assert ledger.debit("a", 1, Load(), 0.9).busy_until == pytest.approx(1.0 + 2 * 0.03 + 17 * 0.001)
+    # As soon as no more than a step is in front, another one is needed.
+    ledger.add(grant("s", at=1.06, prefill_seconds=0.03, shared_seconds=0.001))
+    assert ledger.debit("a", 1, Load(), 0.9).busy_until == pytest.approx(1.0 + 3 * 0.03 + 17 * 0.001)
 
 
 def test_requests_of_others_at_the_agent_are_added_to() -> None:
