@@ -61,3 +61,8 @@ def test_a_request_that_nobody_remembers_is_a_clear_error(stack: Stack) -> None:
     assert shown.returncode == 1 and "127.0.0.1:9" in shown.stderr and "Traceback" not in shown.stderr
     shown = explain("--request", "never", "--why", "page-size")
     assert shown.returncode == 2 and "ask for one of the two" in shown.stderr
+
+
+def test_an_address_that_cannot_be_is_named() -> None:
+    done = explain("--request", "5", "--controller", "a:99999")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--controller" in done.stderr, done.stderr

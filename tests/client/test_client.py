@@ -224,6 +224,8 @@ async def test_a_stream_fails_soon_when_nothing_answers_any_more(own_fleet: Any)
 def test_an_empty_address_is_an_error() -> None:
     with pytest.raises(DragomanError, match="controller: the address is empty"):
         Client("")
+    with pytest.raises(DragomanError, match="'a:99999', has no port"):
+        Client("a:99999")
     with pytest.raises(DragomanError, match="agent: the address is empty"):
         Client(agent=" ")
 

@@ -33,6 +33,12 @@ def test_none_is_refused(given: str | list[str]) -> None:
         Controllers(given)
 
 
+@pytest.mark.parametrize("given", ["a:99999", "a:1,b:0", "dns:a:65536"])
+def test_a_port_that_cannot_be_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match="no port from 1 to 65535"):
+        Controllers(given)
+
+
 def test_only_news_of_the_one_that_is_asked_moves_on() -> None:
     controllers = Controllers("a,b,c")
     controllers.failed("b")

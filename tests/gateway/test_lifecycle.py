@@ -307,6 +307,7 @@ def test_bad_settings_are_one_line() -> None:
         for arguments, word in (
             (["--port", port], "--port"), (["--port", "x"], "port"), (["--prot", "1"], "--port"),
             (["--api-key-file", "/nowhere"], "/nowhere"), (["--host", "no.such.host.invalid"], "--host"),
+            (["--controller", ","], "--controller"), (["--controller", "a:1,b:99999"], "'b:99999'"),
         ):  # fmt: skip
             done = subprocess.run(
                 [sys.executable, "-m", "dragoman_gateway.main", *arguments], capture_output=True, text=True, timeout=20

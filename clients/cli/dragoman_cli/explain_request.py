@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dragoman_cli.console import make_console
+from dragoman_cli.failure import Failure
 
 _SPARE = "-"
 
@@ -34,7 +35,10 @@ async def _ask(request_id: str, controller: str) -> Any:
     from dragoman.v1 import error_pb2, fleet_service_pb2_grpc
     from dragoman.v1 import fleet_service_pb2 as pb
 
-    controllers = Controllers(controller)
+    try:
+        controllers = Controllers(controller)
+    except ValueError as error:
+        raise Failure(f"--controller: {error}", exit_code=2) from None
     channels = Channels(environment_credentials())
     request = pb.ExplainPlacementRequest(request_id=request_id)
     failure: DragomanError | None = None

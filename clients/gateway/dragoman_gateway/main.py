@@ -22,9 +22,10 @@ def main(argv: list[str] | None = None) -> None:
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     # Imported here so that --help and bad settings answer without loading gRPC.
-    from dragoman_gateway.server import StartError, bind, read_api_keys, read_identity, run
+    from dragoman_gateway.server import StartError, bind, read_api_keys, read_controllers, read_identity, run
 
     try:
+        read_controllers(settings)
         keys, tls = read_api_keys(settings), read_identity(settings)
         listener = bind(settings.host, settings.port)
     except StartError as error:

@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.config import Config
 
 from dragoman.address import host_port
+from dragoman.controllers import Controllers
 from dragoman.tls import TlsError, TlsIdentity, read_tls
 from dragoman_cli.process import loop_factory
 from dragoman_gateway.app import GatewayApp
@@ -51,6 +52,14 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+
+def read_controllers(settings: GatewaySettings) -> Controllers:
+    """The controllers to ask. Raises StartError for a list that cannot be used."""
+    try:
+        return Controllers(settings.controller)
+    except ValueError as error:
+        raise StartError(f"--controller: {error}") from None
 
 
 def read_identity(settings: GatewaySettings) -> TlsIdentity | None:

@@ -80,7 +80,10 @@ class AsyncClient:
                 raise invalid(name, "the address is empty; give host:port, or leave it out for the default")
         policy = retry or RetryPolicy()
         addresses = controller or os.environ.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
-        self._controllers = None if agent is not None else Controllers(addresses)
+        try:
+            self._controllers = None if agent is not None else Controllers(addresses)
+        except ValueError as error:
+            raise invalid("controller", str(error)) from None
         self._tenant = tenant
         self._channels = Channels(credentials or environment_credentials())
         self._directory = Directory(self._channels, self._controllers, agent)

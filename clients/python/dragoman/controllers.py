@@ -9,6 +9,7 @@ from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 
 R = TypeVar("R")
+MAX_PORT = 65535
 
 # Key in the metadata of an error that the transport made, not the server.
 TRANSPORT = "transport"
@@ -20,12 +21,17 @@ class Controllers:
     def __init__(self, addresses: str | Sequence[str]) -> None:
         """`addresses`: host:port each, in the order in which they are tried; a text may list several with commas.
 
-        Raises ValueError when there is none.
+        Raises ValueError when there is none, or one has a port that cannot be.
         """
         parts = addresses.split(",") if isinstance(addresses, str) else addresses
         self.addresses = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
         if not self.addresses:
             raise ValueError("the address of a controller is empty; give host:port, several with commas")
+        for address in self.addresses:
+            port = address.rpartition(":")[2]
+            # The transport takes the number modulo 65536 and would dial another port without a word.
+            if port.isdigit() and not 0 < int(port) <= MAX_PORT and ":" in address:
+                raise ValueError(f"the address of a controller, {address!r}, has no port from 1 to {MAX_PORT}")
         self._index = 0
 
     def __str__(self) -> str:
