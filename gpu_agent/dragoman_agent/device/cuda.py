@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,9 @@ from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
 log = logging.getLogger(__name__)
 
 _NUM_TIMED = 4  # steps of each shape, the first of them not counted
+_NUM_TIMED_LONG = 3  # of long steps: how much they differ is a matter of microseconds
+_LONG_STEP_SECONDS = 5e-3
+_NUM_WARM_LAYERS = 2  # one after another, as all the others are
 _SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _RING = 3  # steps whose host buffers may be under way at once
 _HELD = ("_copier", "_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
@@ -214,8 +218,10 @@ class CudaDevice:
             step = decode_batch(self._plan, batch, context)
             with self._runtime.on(self._stream):
                 handles = [self._run(step)]
-                seconds = []
-                for _ in range(_NUM_TIMED):
+                seconds: list[float] = []
+                while len(seconds) < (
+                    _NUM_TIMED_LONG if min(seconds, default=0.0) > _LONG_STEP_SECONDS else _NUM_TIMED
+                ):
                     handles.append(self._run(step))  # behind the one that is waited for, as in service
                     seconds.append(handles.pop(0).result().seconds)
                 handles.pop().result()
@@ -224,7 +230,7 @@ class CudaDevice:
 
     def _capture(self, size: int) -> None:
         with self._runtime.on(self._stream):
-            self._decode_step(size)  # compiles what this size needs
+            self._decode_step(size, _NUM_WARM_LAYERS)  # compiles what this size needs, the same in each layer
         self._runtime.synchronize()
         pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
         self._graphs[size] = self._runtime.capture(self._stream, partial(self._decode_step, size), pool)
@@ -433,16 +439,22 @@ class CudaDevice:
         self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
         self._inputs.unpack(self._packed, self._sampled_ids, num_rows, num_padded, width)
 
-    def _decode_step(self, size: int) -> torch.Tensor:
-        """Forward and sample the first `size` rows of the static arrays; logits [size, vocab_size]."""
-        inputs = self._inputs
+    def _decode_step(self, size: int, max_num_layers: int | None = None) -> torch.Tensor:
+        """Forward and sample the first `size` rows of the static arrays; logits [size, vocab_size].
+
+        With `max_num_layers` through the first layers alone: what they compute is of no use, what they launch is.
+        """
+        inputs, config, weights = self._inputs, self._config, self._weights
+        if max_num_layers is not None:
+            weights = replace(weights, layers=weights.layers[:max_num_layers])
+            config = replace(config, num_layers=len(weights.layers))
         rows = max(size, self._plan.min_gemm_rows)
         part = DecodePart(inputs.block_tables[:size], inputs.context_lens[:size], self._plan.decode_for(size))
         step = CudaStep(inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None)
         self._ops.dependent = dependent = size <= self._plan.dependent_max_batch
         try:
-            hidden = forward(self._config, self._weights, self._cache, step, self._ops)
-            logits = self._ops.linear(hidden, self._weights.head, None)[:size]
+            hidden = forward(config, weights, self._cache, step, self._ops)
+            logits = self._ops.linear(hidden, weights.head, None)[:size]
         finally:
             self._ops.dependent = False
         sample_rows(
