@@ -67,6 +67,13 @@ def test_switches_are_told_with_any_subject(dragoman: Dragoman) -> None:
     assert "page-size: 16" in done.stdout
 
 
+def test_offline_a_plan_is_explained_as_it_was_asked_for(dragoman: Dragoman) -> None:
+    asked = dragoman("explain", *OFFLINE, "--deterministic", "--kv-dtype", "fp8")
+    told = " ".join(asked.stdout.split())
+    assert "kv-dtype: float8_e4m3fn. Because: asked for" in told and "deterministic: yes" in told, asked.stderr
+    assert "deterministic: yes" not in dragoman("explain", *OFFLINE).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts", "code"),
     [
@@ -77,6 +84,8 @@ def test_switches_are_told_with_any_subject(dragoman: Dragoman) -> None:
         ),
         (("--profile", "l4"), ("--profile alone is no plan", "add --model"), 2),
         (("--pal", "off"), ("belong to a plan made here", "add --model"), 2),
+        (("--deterministic",), ("--deterministic and --pal belong to a plan made here", "add --model"), 2),
+        (("--kv-dtype", "fp8"), ("--kv-dtype", "belong to a plan made here"), 2),
         (("--agent", "127.0.0.1:1"), ("cannot reach the agent at 127.0.0.1:1", "dragoman ps"), 1),
         (("--profile", "rtx4060-laptop", "--model", "qwen3-8b"), ("there is no plan to explain", "does not fit"), 1),
     ],

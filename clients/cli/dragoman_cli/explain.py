@@ -41,6 +41,10 @@ def explain(
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, max=4096, help="Requests at once of that plan.")
     ] = None,
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="K and V of that plan: auto, bf16 or fp8.")] = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="That plan with the same tokens whatever else runs.")
+    ] = False,
     pal: Annotated[str, typer.Option("--pal", help="off: that plan as the one fixed configuration.")] = "on",
     request_id: Annotated[
         str, typer.Option("--request", help="Why this request went to its agent, by its id; asks the controller.")
@@ -65,15 +69,18 @@ def explain(
     offline = bool(profile or model)
     if offline and not model:
         raise Failure("--profile alone is no plan", "a plan is of a model", "add --model NAME", exit_code=2)
-    if not offline and (context or concurrency or pal != "on"):
+    if not offline and (context or concurrency or deterministic or kv_dtype != "auto" or pal != "on"):
         raise Failure(
-            "--context, --concurrency and --pal belong to a plan made here",
+            "--context, --concurrency, --kv-dtype, --deterministic and --pal belong to a plan made here",
             "a running agent has its own",
             "add --model NAME, or leave them out",
             exit_code=2,
         )
     if offline:
-        request = Request(profile, model, context, concurrency, switches={"pal": pal}, cache_dir=cache_dir)
+        request = Request(
+            profile, model, context, concurrency, switches={"pal": pal}, cache_dir=cache_dir,
+            deterministic=deterministic, kv_dtype=kv_dtype,
+        )  # fmt: skip
         planned = plan_offline(request, "dragoman explain")
         if planned.outlook.plan is None:
             help_ = "; ".join(planned.outlook.changes)
