@@ -40,6 +40,7 @@ from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
+from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.philox import UniformsAhead, uniforms
 from dragoman_agent.engine.sampler import Sampled, sample_some, score
 from dragoman_agent.engine.sampling_terms import GREEDY_BELOW
@@ -402,7 +403,7 @@ class CudaDevice:
         picked = _rows_to_sample(sampling)
         if len(picked):
             sampled = sample_some(logits, sampling, picked)
-            rows = torch.from_numpy(picked).to(self._device)
+            rows = send({"rows": picked}, self._device)["rows"]
             self._results[0, rows] = sampled.token_ids[rows].int()
             self._results[1, rows] = sampled.finite[rows].int()
         slot.results.copy_(self._results, non_blocking=True)

@@ -13,19 +13,16 @@ import torch
 from torch import Tensor
 
 from dragoman_agent.device.base import SamplingBatch
+from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.philox import uniforms
 from dragoman_agent.engine.sampling_terms import (
     GREEDY_BELOW,
     MIN_LOGPROB,
     WEIGHT_ONE,
-    Entries,
     Int64Array,
-    bias_terms,
-    check_masks,
-    entries,
+    edit_terms,
     is_edited,
     is_plain_greedy,
-    penalty_terms,
     rows_of,
 )
 
@@ -67,9 +64,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     random_rows = np.flatnonzero(batch.temperatures >= GREEDY_BELOW)
     for start in range(0, len(random_rows), _MAX_RANDOM_ROWS):
         rows = random_rows[start : start + _MAX_RANDOM_ROWS]
-        index = torch.from_numpy(rows).to(logits.device)
-        usable = finite[index].unsqueeze(1)
-        ids[index] = _draw(torch.where(usable, edited[index], 0.0), batch, rows)
+        _draw(edited, finite, batch, rows, ids)
     token_ids = torch.where(finite, ids, 0)
     return Sampled(token_ids, finite, *_logprobs(logits, token_ids, finite, batch))
 
@@ -91,7 +86,7 @@ def sample_some(logits: Tensor, batch: SamplingBatch, rows: Int64Array) -> Sampl
         whole = replace(whole, top_ids=top_ids, top_logprobs=torch.zeros(num_rows, k, device=device))
     for start in range(0, len(rows), MAX_ROWS):
         some = rows[start : start + MAX_ROWS]
-        index = torch.from_numpy(some).to(device)
+        index = send({"rows": some}, device)["rows"]
         part = sample(logits[index].float(), rows_of(batch, some))
         whole.token_ids[index] = part.token_ids
         whole.finite[index] = part.finite
@@ -104,29 +99,35 @@ def sample_some(logits: Tensor, batch: SamplingBatch, rows: Int64Array) -> Sampl
     return whole
 
 
-def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-    """Token ids [n] of the rows' finite `logits` [n, vocab_size]; `rows` are their places in the batch."""
-    device = logits.device
-    temperatures = torch.from_numpy(batch.temperatures[rows]).to(device).unsqueeze(1)
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
-    weights = _weights(scaled)
-    min_ps = np.minimum(batch.min_ps[rows].astype(np.float64), 1.0)
-    if (min_ps > 0).any():
-        least = torch.from_numpy(np.ceil(min_ps * WEIGHT_ONE).astype(np.int64)).to(device)
-        weights *= weights >= least.unsqueeze(1)
-    vocab_size = logits.shape[1]
+def _draw(edited: Tensor, finite: Tensor, batch: SamplingBatch, rows: Int64Array, ids: Tensor) -> None:
+    """Write the tokens that `rows` of the batch draw from `edited` [num_samples, vocab_size] into `ids`."""
+    vocab_size = edited.shape[1]
     top_ks = np.where(batch.top_ks[rows] > 0, np.minimum(batch.top_ks[rows], vocab_size), vocab_size).astype(np.int64)
     top_ps = np.clip(batch.top_ps[rows].astype(np.float64), 0.0, 1.0)
     filtered = np.flatnonzero((top_ks < vocab_size) | (top_ps < 1.0))
+    min_ps = np.minimum(batch.min_ps[rows].astype(np.float64), 1.0)
+    terms = {
+        "rows": rows,
+        "temperatures": batch.temperatures[rows],
+        "uniforms": uniforms(batch.seeds[rows], batch.choices[rows], batch.cursors[rows]),
+        "least": np.ceil(min_ps * WEIGHT_ONE).astype(np.int64),
+        "filtered": filtered,
+    }
+    sent = send(terms, edited.device)
+    index = sent["rows"]
+    logits = torch.where(finite[index].unsqueeze(1), edited[index], 0.0)
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / sent["temperatures"].unsqueeze(1)
+    weights = _weights(scaled)
+    if (min_ps > 0).any():
+        weights *= weights >= sent["least"].unsqueeze(1)
     if len(filtered):
-        index = torch.from_numpy(filtered).to(device)
-        weights[index] = _filter(scaled[index], weights[index], top_ks[filtered], top_ps[filtered])
+        some = sent["filtered"]
+        weights[some] = _filter(scaled[some], weights[some], top_ks[filtered], top_ps[filtered])
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1]
-    uniform = torch.from_numpy(uniforms(batch.seeds[rows], batch.choices[rows], batch.cursors[rows])).to(device)
     # A double holds fewer bits than the total may have; the product must not round up to the total.
-    target = torch.minimum((uniform * total.double()).long(), total - 1)
-    return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+    target = torch.minimum((sent["uniforms"] * total.double()).long(), total - 1)
+    ids[index] = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
 
 
 def _weights(scaled: Tensor) -> Tensor:
@@ -140,14 +141,13 @@ def _filter(
     top_ps: np.ndarray[tuple[int], np.dtype[np.float64]],
 ) -> Tensor:
     """`weights` [n, vocab_size] with zeros outside top-k, then outside top-p of what is left."""
-    device = scaled.device
+    sent = send({"k": top_ks, "p": top_ps}, scaled.device)
     keys = _ordered_keys(scaled)
     head_keys, head_index = keys.topk(min(_HEAD, keys.shape[1]), dim=-1)  # best first
-    k = torch.from_numpy(top_ks).to(device)
-    weights = torch.where(keys >= _top_k_threshold(keys, head_keys, k).unsqueeze(1), weights, 0)
+    weights = torch.where(keys >= _top_k_threshold(keys, head_keys, top_ks, sent["k"]).unsqueeze(1), weights, 0)
     if (top_ps >= 1.0).all():
         return weights
-    p = torch.from_numpy(top_ps).to(device)
+    p = sent["p"]
     mass = weights.sum(dim=-1)
     needed = torch.where(p < 1.0, (p * mass.double()).ceil().long().clamp(min=1), 0)
     needed = torch.minimum(needed, mass)
@@ -162,13 +162,14 @@ def _filter(
     return torch.where(keys >= threshold.unsqueeze(1), weights, 0)
 
 
-def _top_k_threshold(keys: Tensor, head_keys: Tensor, k: Tensor) -> Tensor:
-    """The k-th largest key of each row, [n]; the smallest key there is where k is the whole vocabulary."""
+def _top_k_threshold(keys: Tensor, head_keys: Tensor, top_ks: Int64Array, k: Tensor) -> Tensor:
+    """The k-th largest key of each row, [n]; the smallest key there is where k is the whole vocabulary. `k` is `top_ks`."""
     vocab_size, head = keys.shape[1], head_keys.shape[1]
     threshold = head_keys.gather(1, (k.clamp(max=head) - 1).unsqueeze(1)).squeeze(1)
     threshold = torch.where(k < vocab_size, threshold, torch.iinfo(torch.int32).min)
-    missing = torch.nonzero((k > head) & (k < vocab_size)).squeeze(1)
-    if len(missing):
+    beyond = np.flatnonzero((top_ks > head) & (top_ks < vocab_size))
+    if len(beyond):
+        missing = send({"beyond": beyond}, keys.device)["beyond"]
         threshold[missing] = _search(keys[missing], torch.ones_like(keys[missing], dtype=torch.int64), k[missing])
     return threshold
 
@@ -200,7 +201,7 @@ def _logprobs(
     asking = np.flatnonzero(batch.num_logprobs >= 0)
     if not len(asking):
         return None, None, None
-    index = torch.from_numpy(asking).to(logits.device)
+    index = send({"asking": asking}, logits.device)["asking"]
     raw = torch.where(finite[index].unsqueeze(1), logits[index], 0.0)
     k = min(int(batch.num_logprobs.max()), logits.shape[1])
     own, best, best_logprobs = _logprobs_of(raw, token_ids[index], k)
@@ -245,43 +246,47 @@ def _logprobs_of(raw: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor
 
 
 def _edit(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """`logits` with bias, penalties and masks applied to a copy; the same tensor when there is nothing to apply."""
+    """`logits` with bias, penalties and masks applied to a copy; the same tensor when there is nothing to apply.
+
+    One copy to the device and some thirty torch calls at most, however many rows there are.
+    """
     if not is_edited(batch):
         return logits
-    edited = logits.clone()
-    vocab_size = logits.shape[1]
-    device = logits.device
-
-    def place(at: Entries) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(at.rows).to(device), torch.from_numpy(at.ids).to(device)
-
-    if batch.logit_bias:
-        at, added = bias_terms(batch, vocab_size)
-        edited.index_put_(place(at), torch.from_numpy(added).to(device), accumulate=True)
-    if batch.penalties:
-        at, factors, offsets = penalty_terms(batch.penalties, vocab_size)
-        where = place(at)
-        factor, offset = (torch.from_numpy(terms).to(device) for terms in (factors, offsets))
-        values = edited[where]
-        edited[where] = torch.where(values > 0, values / factor, values * factor) - offset
-    if batch.banned:
-        edited[place(entries(batch.banned, vocab_size, "banned"))] = -torch.inf
-    if batch.allowed:
-        where = place(entries(batch.allowed, vocab_size, "allowed"))
-        kept = edited[where]
-        edited[torch.tensor(list(batch.allowed), device=device)] = -torch.inf
-        edited[where] = kept
-    if len(batch.masked_rows):
-        _mask(edited, batch)
+    sent = send(edit_terms(batch, logits.shape[1]), logits.device)
+    edited = logits.clone(memory_format=torch.contiguous_format)
+    flat = edited.view(-1)
+    if "biased" in sent:
+        flat.index_put_((sent["biased"],), sent["added"], accumulate=True)
+    if "seen" in sent:
+        _penalise(flat, sent, logits.shape[1])
+    if "banned" in sent:
+        flat.index_fill_(0, sent["banned"], -torch.inf)
+    if "allowed" in sent:
+        kept = flat[sent["allowed"]]
+        edited.index_fill_(0, sent["allowed_rows"], -torch.inf)
+        flat[sent["allowed"]] = kept
+    if "masks" in sent:
+        _mask(edited, sent["masked_rows"], sent["masks"].view(-1, batch.masks.shape[1]))
     return edited
 
 
-def _mask(edited: Tensor, batch: SamplingBatch) -> None:
-    """Leave in the masked rows what their masks allow, in place."""
-    check_masks(batch, edited.shape[1])
+def _penalise(flat: Tensor, sent: dict[str, Tensor], vocab_size: int) -> None:
+    """Penalties of seen tokens, as `penalty_terms` defines them. A token that was seen twice is written twice, the same."""
+    seen, in_output = sent["seen"], sent["in_output"]
+    counts = torch.zeros_like(flat, dtype=torch.int32)
+    counts.scatter_add_(0, in_output, torch.ones_like(in_output, dtype=torch.int32))
+    count = counts[seen]
+    table = sent["penalties"].view(-1, 3)[seen // vocab_size]
+    factor, (presence, frequency) = table[:, 0].float(), table[:, 1:].unbind(1)
+    offset = (count * frequency + (count > 0) * presence).float()
+    values = flat[seen]
+    flat[seen] = torch.where(values > 0, values / factor, values * factor) - offset
+
+
+def _mask(edited: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """Leave in `rows` what their `masks` int32 [num_masked, num_words] allow, in place."""
     bits = torch.arange(32, dtype=torch.int32, device=edited.device)
-    for start in range(0, len(batch.masked_rows), _MAX_MASKED_ROWS):
-        rows = torch.from_numpy(batch.masked_rows[start : start + _MAX_MASKED_ROWS]).to(edited.device).long()
-        words = torch.from_numpy(batch.masks[start : start + _MAX_MASKED_ROWS]).to(edited.device)
+    for start in range(0, len(rows), _MAX_MASKED_ROWS):
+        some, words = (part[start : start + _MAX_MASKED_ROWS] for part in (rows, masks))
         may = ((words.unsqueeze(2) >> bits) & 1).flatten(1)[:, : edited.shape[1]]
-        edited[rows] = edited[rows].masked_fill(may == 0, -torch.inf)
+        edited[some] = edited[some].masked_fill(may == 0, -torch.inf)

@@ -26,6 +26,10 @@ class Entries:
     rows: Int64Array
     ids: Int64Array
 
+    def places(self, vocab_size: int) -> Int64Array:
+        """In logits [num_rows, vocab_size] seen as one array, [n]."""
+        return self.rows * vocab_size + self.ids
+
 
 def is_edited(batch: SamplingBatch) -> bool:
     """Whether any row's logits are changed before sampling."""
@@ -107,3 +111,38 @@ def penalty_terms(penalties: Mapping[int, Penalties], vocab_size: int) -> tuple[
         factors.append(np.full(len(unique), penalty.repetition, np.float32))
         offsets.append((counts * penalty.frequency + (counts > 0) * penalty.presence).astype(np.float32))
     return entries(ids_by_row, vocab_size, "penalties"), np.concatenate(factors), np.concatenate(offsets)
+
+
+def edit_terms(batch: SamplingBatch, vocab_size: int) -> dict[str, npt.NDArray[Any]]:
+    """All edits of a batch as flat arrays, so that they go to a device at once; absent ones have no array.
+
+    `biased` and `added` [n]; `seen` and `in_output` [n], each token as often as it was seen, and `penalties` [num_samples, 3];
+    `banned` [n]; `allowed` [n] and `allowed_rows`; `masked_rows` and `masks` as in the batch. Places are
+    row * vocab_size + token id. Raises ValueError on an id outside the vocabulary and on too narrow masks.
+    """
+    terms: dict[str, npt.NDArray[Any]] = {}
+    if batch.logit_bias:
+        at, terms["added"] = bias_terms(batch, vocab_size)
+        terms["biased"] = at.places(vocab_size)
+    if batch.penalties:
+        terms.update(_seen_terms(batch.penalties, len(batch.temperatures), vocab_size))
+    if batch.banned:
+        terms["banned"] = entries(batch.banned, vocab_size, "banned").places(vocab_size)
+    if batch.allowed:
+        terms["allowed"] = entries(batch.allowed, vocab_size, "allowed").places(vocab_size)
+        terms["allowed_rows"] = np.fromiter(batch.allowed, np.int64)
+    if len(batch.masked_rows):
+        check_masks(batch, vocab_size)
+        terms["masked_rows"], terms["masks"] = batch.masked_rows.astype(np.int64), batch.masks
+    return terms
+
+
+def _seen_terms(penalties: Mapping[int, Penalties], num_rows: int, vocab_size: int) -> dict[str, npt.NDArray[Any]]:
+    """What `penalty_terms` is made of: counting seen tokens takes a device no time, and the host a sort a row."""
+    output = entries({row: part.output_ids for row, part in penalties.items()}, vocab_size, "penalties")
+    prompt = entries({row: part.prompt_ids for row, part in penalties.items()}, vocab_size, "penalties")
+    in_output = output.places(vocab_size)
+    table = np.zeros((num_rows, 3))
+    table[list(penalties)] = [(part.repetition, part.presence, part.frequency) for part in penalties.values()]
+    seen = np.concatenate((in_output, prompt.places(vocab_size)))
+    return {"seen": seen, "in_output": in_output, "penalties": table}
