@@ -82,11 +82,12 @@ class Quote(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What a prediction is made of, in seconds; none of it is learnt.
+    """What a prediction is made of, in seconds.
 
-    `queue`: the work in front at the agent. `prefill`: of the own uncached tokens. `step`: of the batch that runs now, which
-    a newcomer waits for, 0 where nothing runs. `decode`: of the batch it joins, by the step model. `observed_step`: of the
-    agent's last second, prefills of others and whatever else slows it included; `decode` where nothing ran.
+    `queue`: the work in front at the agent, its prompts at the speed learnt; the others are not learnt. `prefill`: of the own
+    uncached tokens. `step`: of the batch that runs now, which a newcomer waits for, 0 where nothing runs. `decode`: of the
+    batch it joins, by the step model. `observed_step`: of the agent's last second, prefills of others
+    and whatever else slows it included; `decode` where nothing ran.
     """
 
     queue: float
