@@ -9,6 +9,7 @@ from pathlib import Path
 from dragoman.address import is_loopback
 
 _CELL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def check(settings: ControllerSettings) -> None:
         raise ValueError("mutual TLS with etcd needs all three of --etcd-ca, --etcd-certificate and --etcd-key")
     for endpoint in settings.etcd:
         host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdigit() or "/" in endpoint:
+        if not host or not port.isdigit() or not 0 < int(port) <= _MAX_PORT or "/" in endpoint:
             raise ValueError(f"--etcd {endpoint!r} is no host:port: give each server as one, without http://")
         if not is_loopback(host.strip("[]")) and settings.etcd_ca is None:
             raise ValueError(

@@ -25,3 +25,9 @@ def test_other_addresses_need_tls(host: str) -> None:
 def test_half_of_tls_is_refused() -> None:
     with pytest.raises(ValueError, match="all three"):
         check(ControllerSettings(tls_certificate=Path("x.pem"), tls_key=Path("y.pem")))
+
+
+@pytest.mark.parametrize("endpoint", ["a", ":2379", "http://a:2379", "127.0.0.1:0", "127.0.0.1:65536"])
+def test_an_address_of_etcd_that_cannot_be_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="is no host:port"):
+        check(ControllerSettings(etcd=("127.0.0.1:2379", endpoint)))
