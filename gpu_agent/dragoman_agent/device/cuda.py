@@ -9,7 +9,7 @@ import logging
 import statistics
 import time
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman_agent.device import torch_blocks
 from dragoman_agent.device.base import (
-    BlockFormat,
     DeviceError,
     DeviceMemoryError,
     Int32Array,
@@ -28,15 +26,14 @@ from dragoman_agent.device.base import (
     ProgressFn,
     SamplingBatch,
     StepBatch,
-    UInt8Array,
 )
 from dragoman_agent.device.checks import check_batch, check_loadable
+from dragoman_agent.device.cuda_blocks import CudaBlocks
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_float8 import find_scales
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.device.cuda_weights import load_weights
-from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
@@ -65,7 +62,7 @@ _RING = 3  # steps whose host buffers may be under way at once
 _HELD = ("_copier", "_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
 
 
-class CudaDevice:
+class CudaDevice(CudaBlocks):
     """Implements Device."""
 
     kind = "cuda"
@@ -272,84 +269,10 @@ class CudaDevice:
         self._stream.synchronize()
         return self._logits
 
-    @property
-    def block_format(self) -> BlockFormat:
-        """See BlockDevice."""
-        self._check_loaded()
-        return torch_blocks.block_format(self._cache)
-
-    def read_blocks(self, blocks: Int32Array) -> UInt8Array:
-        """See BlockDevice: on the stream of the steps."""
-        self._check_loaded()
-        with self._moving_blocks():
-            return torch_blocks.read_blocks(self._cache.raw, blocks)
-
-    def write_blocks(self, blocks: Int32Array, data: UInt8Array) -> None:
-        """See BlockDevice: on the stream of the steps."""
-        self._check_loaded()
-        with self._moving_blocks():
-            torch_blocks.write_blocks(self._cache.raw, blocks, data)
-
-    @property
-    def max_num_copied_blocks(self) -> int:
-        """See BlockDevice."""
-        return self._block_copier.max_num_blocks
-
-    def new_rows(self, num_blocks: int) -> UInt8Array:
-        """See BlockDevice: pinned."""
-        wrong: tuple[type[Exception], ...] = (RuntimeError, *self._wrong)
-        try:
-            self._runtime.activate()  # in a thread of its own another device is current
-            return self._block_copier.new_rows(num_blocks)
-        except wrong as error:
-            raise DeviceError(f"host memory for {num_blocks} KV blocks could not be pinned: {error}") from error
-
-    def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> EventCopy:
-        """See BlockDevice."""
-        copier = self._block_copier
-        with self._moving_blocks():
-            return copier.copy_out(blocks, rows)
-
-    def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> EventCopy:
-        """See BlockDevice."""
-        copier = self._block_copier
-        with self._moving_blocks():
-            return copier.copy_in(rows, blocks)
-
-    @property
-    def _block_copier(self) -> BlockCopier:
-        """Made when first asked for: its buffers are of use to an engine with tiers alone."""
-        self._check_loaded()
-        if not hasattr(self, "_copier"):
-            with self._moving_blocks():
-                self._copier = BlockCopier(self._runtime, self._cache.raw, self._stream)
-        return self._copier
-
     def close(self) -> None:
         """See Device."""
         self._loaded, self._closed = False, True
         self._release()
-
-    @contextmanager
-    def _moving_blocks(self) -> Iterator[None]:
-        try:
-            with torch.inference_mode(), self._runtime.on(self._stream):
-                yield
-        except torch.OutOfMemoryError as error:
-            self._release_unused()
-            raise DeviceMemoryError(f"there is no room to move KV blocks: {str(error).splitlines()[0]}") from None
-        except self._wrong as error:
-            raise DeviceError(f"KV blocks could not be moved on the GPU: {error}") from error
-
-    def _release_unused(self) -> None:
-        """Give back what no tensor holds, so that another try finds it whole."""
-        with suppress(*self.errors):
-            self._stream.synchronize()
-            self._runtime.release()
-
-    def _check_loaded(self) -> None:
-        if not self._loaded:
-            raise DeviceError("No model is loaded on this device; load one first.")
 
     def _release(self) -> None:
         """Let go of everything a load took; a device that has failed is left as it is."""
