@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,8 +51,16 @@ def becomes_ready(process: EngineProcess) -> Ready:
 
 def engines() -> list[int]:
     """Process ids of this process' engines."""
-    children = psutil.Process().children()
-    return [child.pid for child in children if any("engine.process" in word for word in child.cmdline())]
+    return [
+        child.pid for child in psutil.Process().children() if any("engine.process" in word for word in words(child))
+    ]
+
+
+def words(process: psutil.Process) -> list[str]:
+    """Its command line, which one that has just been spawned does not have at once."""
+    while not (found := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.001)
+    return found
 
 
 @pytest.mark.parametrize(
