@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dragoman.errors import DragomanError
@@ -17,7 +19,21 @@ def test_a_missing_extra_names_the_module_and_the_command(monkeypatch: pytest.Mo
         require_extras("agent", "controller", purpose="dragoman up")
     assert raised.value.what == "dragoman up needs parts of Dragoman that are not installed: agent"
     assert "no module no_such_module_here" in raised.value.why
-    assert raised.value.remedy.endswith("-m pip install 'dragoman[agent]'")
+    assert raised.value.remedy == failure.install_command("agent")
+
+
+@pytest.mark.parametrize(
+    ("has_pip", "command"),
+    [
+        (True, f"{sys.executable} -m pip install 'dragoman[agent,bench]'"),
+        (False, f"uv pip install --python {sys.executable} 'dragoman[agent,bench]'"),
+    ],
+)
+def test_the_command_is_one_that_the_environment_has(
+    monkeypatch: pytest.MonkeyPatch, has_pip: bool, command: str
+) -> None:
+    monkeypatch.setattr(failure, "find_spec", lambda name: name if name == "pip" and has_pip else None)
+    assert failure.install_command("agent", "bench") == command
 
 
 def test_extras_name_modules_that_exist_where_all_is_installed() -> None:
