@@ -44,7 +44,6 @@ class Engine:
         self.room -= num_new
         return BlocksImported(command.exchange_id, num_new, num_present)
 
-
     async def bring_blocks(self, command: BringBlocks) -> BlocksImported:
         self.brought.append(command)
         num_present = min(len(command.units), self.present)

@@ -42,7 +42,7 @@ def views(arrays: Arrays, packed: Tensor) -> dict[str, Tensor]:
         sizes = [arrays[name].size for name in names]
         end = start + sum(sizes) * kind.itemsize
         dtype = torch.from_numpy(np.empty(0, kind)).dtype
-        found.update(zip(names, packed[start:end].view(dtype).split(sizes), strict=True))
+        found.update(zip(names, torch.split(packed[start:end].view(dtype), sizes), strict=True))
         start = end
     return found
 
