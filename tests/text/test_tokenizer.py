@@ -216,8 +216,9 @@ def test_threads_share_a_tokenizer(smol_files: TokenizerFiles) -> None:
 def test_the_library_imports_little() -> None:
     code = "import dragoman_text, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert {"tokenizers", "jinja2"} <= set(loaded)
-    assert {"torch", "numpy", "grpc", "transformers", "pydantic", "dragoman_agent"}.isdisjoint(loaded)
+    assert "tokenizers" in loaded
+    # Jinja comes with the first chat template.
+    assert {"jinja2", "torch", "numpy", "grpc", "transformers", "pydantic", "dragoman_agent"}.isdisjoint(loaded)
 
 
 @given(st.one_of(texts_with_specials, st.text(" \n\tx", max_size=200)))

@@ -24,7 +24,7 @@ def binaries(which: str, plan: str, cache: Path) -> dict[str, str]:
     environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.agent.device.compile_trace", which, plan], cwd=ROOT, text=True, capture_output=True,
-        env={**environ, "TRITON_CACHE_DIR": str(cache)}, check=False,
+        env={**environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(line.split() for line in done.stdout.splitlines())
