@@ -69,7 +69,7 @@ def _machine_id(host: Host) -> str:
 def _max_frequency() -> float:
     try:
         frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError):
+    except (OSError, NotImplementedError):  # psutil where the system tells no frequency
         return 0.0
     return (frequency.max or frequency.current) * 1e6 if frequency else 0.0
 

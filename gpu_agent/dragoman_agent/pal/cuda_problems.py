@@ -121,12 +121,12 @@ def _user() -> str:
 def _owner(path: Path) -> str:
     try:
         return path.owner()
-    except (KeyError, NotImplementedError):
+    except (KeyError, NotImplementedError):  # an id without a name, a system without owners
         return str(path.stat().st_uid)
 
 
 def _group(path: Path) -> str:
     try:
         return path.group()
-    except (KeyError, NotImplementedError):
+    except (KeyError, NotImplementedError):  # an id without a name, a system without owners
         return str(path.stat().st_gid)

@@ -109,7 +109,7 @@ def _fair_share(own_running: float) -> float:
 def _clock() -> float | None:
     try:
         frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError):
+    except (OSError, NotImplementedError):  # psutil where the system tells no frequency
         return None
     return frequency.current * 1e6 if frequency and frequency.current else None
 

@@ -34,7 +34,7 @@ _LASTING_ERRORS = (
     "CompilationError",
     "CompileTimeAssertionError",
     "ValueError",
-    "NotImplementedError",
+    "NotImplementedError",  # of Triton and torch: a form that this device has not
 )
 
 
