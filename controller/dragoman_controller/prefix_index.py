@@ -164,22 +164,23 @@ class PrefixIndex:
         for block_hash in hashes:
             if block_hash in holder.hashes:
                 holder.hashes.discard(block_hash)
-                rest = masks[block_hash] & ~mask
-                if rest:
-                    masks[block_hash] = rest
-                else:
-                    del masks[block_hash]
+                _clear(masks, block_hash, mask)
 
     def _change_below(self, holder: _Holder, stored: Iterable[int], removed: Iterable[int]) -> None:
         mask, masks = 1 << holder.bit, self._masks_below
         for block_hash in removed:
             if block_hash in holder.below:
                 holder.below.discard(block_hash)
-                rest = masks[block_hash] & ~mask
-                if rest:
-                    masks[block_hash] = rest
-                else:
-                    del masks[block_hash]
+                _clear(masks, block_hash, mask)
         for block_hash in stored:
             holder.below.add(block_hash)
             masks[block_hash] = masks.get(block_hash, 0) | mask
+
+
+def _clear(masks: dict[int, int], block_hash: int, mask: int) -> None:
+    """Take an agent's bit off a hash that has it; a hash that nobody holds is forgotten."""
+    rest = masks[block_hash] & ~mask
+    if rest:
+        masks[block_hash] = rest
+    else:
+        del masks[block_hash]
