@@ -21,7 +21,6 @@ import torch
 from dragoman_agent.device.base import (
     DeviceError,
     DeviceMemoryError,
-    Int32Array,
     LoadProgress,
     ProgressFn,
     SamplingBatch,
@@ -31,14 +30,15 @@ from dragoman_agent.device.checks import check_batch, check_loadable
 from dragoman_agent.device.cuda_blocks import CudaBlocks
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_float8 import find_scales
+from dragoman_agent.device.cuda_inputs import mixed_inputs
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
-from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
+from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
 from dragoman_agent.engine.packed_copy import send
-from dragoman_agent.engine.philox import UniformsAhead, uniforms
+from dragoman_agent.engine.philox import UniformsAhead
 from dragoman_agent.engine.sampler import Sampled, sample_some, score
 from dragoman_agent.engine.sampling_terms import GREEDY_BELOW
 from dragoman_agent.model.layers import PagedCache
@@ -47,9 +47,8 @@ from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.plan import KV_FLOAT8, Plan, PrefillAttention
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace
-from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
-from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
+from dragoman_kernels.triton.step_inputs import StepInputs
 
 log = logging.getLogger(__name__)
 
@@ -389,7 +388,13 @@ class CudaDevice(CudaBlocks):
 
     def _mixed_step(self, batch: StepBatch, slot: StepSlot) -> tuple[torch.Tensor, torch.Tensor]:
         """A step with prefill, kernel by kernel; logits of the sampled rows, hidden states of the pooled and scored ones."""
-        step, temperatures, draws = self._mixed_inputs(batch, slot)
+        inputs = mixed_inputs(batch, self._plan, self._ops)
+        words = inputs.num_words
+        if words > len(self._packed):
+            raise DeviceError(f"Step {batch.step} needs {words} words of metadata, {len(self._packed)} were planned")
+        inputs.write(slot.host)
+        self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
+        step, temperatures, draws = inputs.on_device(self._packed, self._sampled_ids, self._plan)
         hidden = forward(self._config, self._weights, self._cache, step, self._ops)
         num_rows = len(batch.sample_seqs)
         if not num_rows:  # a prompt's middle, or texts to embed: the head need not be read
@@ -397,63 +402,6 @@ class CudaDevice(CudaBlocks):
         logits = self._ops.linear(hidden[:num_rows], self._weights.head, None)
         sample_rows(logits, temperatures, draws, self._sampling, self._results[0], self._results[1])
         return logits, hidden[num_rows:]
-
-    def _library_for(self, query_starts: Int32Array) -> CudnnAttention | None:
-        """The library where it attends the prompts that start at `query_starts`."""
-        chosen, library = self._plan.library_prefill, self._ops.library
-        if chosen is None or library is None or query_starts[-1] < chosen.min_tokens:
-            return None
-        return library if library.sizes.can_run(query_starts) else None
-
-    def _mixed_inputs(self, batch: StepBatch, slot: StepSlot) -> tuple[CudaStep, torch.Tensor, torch.Tensor]:
-        num_queries = np.diff(batch.query_starts)
-        others = np.flatnonzero(num_queries > 1)
-        num_decodes = int(others[0]) if len(others) else len(num_queries)
-        starts = batch.query_starts[num_decodes:] - num_decodes
-        lens = batch.context_lens[num_decodes:]
-        width = -(-int(batch.context_lens.max()) // self._plan.page_size)
-        last = batch.query_starts[1:][np.concatenate((batch.sample_seqs, batch.pool_seqs))] - 1
-        last = np.concatenate((last, batch.score_rows))
-        parts = {
-            "uniforms": _uniforms(batch).view(np.int32),  # first: float64 must lie on 8 bytes
-            "token_ids": batch.token_ids,
-            "positions": batch.positions,
-            "slots": batch.slot_mapping,
-            "context_lens": batch.context_lens,
-            "starts": starts,
-            "last": last.astype(np.int32),
-            "temperatures": batch.sampling.temperatures.view(np.int32),
-            "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
-            "work": prefill_work_list(starts, lens, self._ops.queries_an_item).ravel() if len(lens) else lens,
-        }
-        library = self._library_for(starts)
-        if library is not None:
-            parts["library"] = library.sizes.words(starts, lens)
-        ends = np.cumsum([len(part) for part in parts.values()])
-        words = int(ends[-1])
-        if words > len(self._packed):
-            raise DeviceError(f"Step {batch.step} needs {words} words of metadata, {len(self._packed)} were planned")
-        np.concatenate(list(parts.values()), out=slot.host[:words])
-        self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
-        views = {
-            name: self._packed[int(end) - len(part) : int(end)]
-            for (name, part), end in zip(parts.items(), ends, strict=True)
-        }
-        if (batch.token_ids < 0).any():
-            resolve_tokens(views["token_ids"], self._results[0])
-        tables = views["tables"].view(-1, width)
-        decode = prefill = None
-        if num_decodes:
-            decode = DecodePart(
-                tables[:num_decodes], views["context_lens"][:num_decodes], self._plan.decode_for(num_decodes)
-            )
-        if len(lens):
-            prefill = PrefillPart(
-                tables[num_decodes:], views["starts"], views["context_lens"][num_decodes:], views["work"].view(-1, 2),
-                None if library is None else library.part(views["library"], tables[num_decodes:]),
-            )  # fmt: skip
-        step = CudaStep(views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill)
-        return step, views["temperatures"].view(torch.float32), views["uniforms"].view(torch.float64)
 
 
 def _prefill_attention(plan: Plan) -> PrefillAttention:
@@ -479,8 +427,3 @@ def _rows_to_sample(sampling: SamplingBatch) -> np.ndarray[Any, np.dtype[np.int6
     if len(sampling.masked_rows):
         simple[sampling.masked_rows] = False
     return np.flatnonzero(~simple)
-
-
-def _uniforms(batch: StepBatch) -> np.ndarray[Any, np.dtype[np.float64]]:
-    sampling = batch.sampling
-    return uniforms(sampling.seeds, sampling.choices, sampling.cursors)
