@@ -31,8 +31,8 @@ from dragoman_agent.device.cuda_blocks import CudaBlocks
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_float8 import find_scales
 from dragoman_agent.device.cuda_inputs import mixed_inputs
-from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
-from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
+from dragoman_agent.device.cuda_make import make_ops
+from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle
@@ -45,8 +45,7 @@ from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
-from dragoman_agent.pal.plan import KV_FLOAT8, Plan, PrefillAttention
-from dragoman_kernels.triton.attention_decode import DecodeWorkspace
+from dragoman_agent.pal.plan import KV_FLOAT8, Plan
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
 from dragoman_kernels.triton.step_inputs import StepInputs
 
@@ -138,7 +137,7 @@ class CudaDevice(CudaBlocks):
         cos, sin = ((table * factor).float().to(device) for table in (angles.cos(), angles.sin()))
         rows = max(plan.max_num_seqs, plan.min_gemm_rows)
         self._stream: Stream = self._runtime.new_stream()
-        self._ops = self._make_ops(cos, sin, rows)
+        self._ops = make_ops(config, plan, cos, sin, rows, self._stream)
         self._cache = self._make_cache()
         progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
@@ -171,25 +170,6 @@ class CudaDevice(CudaBlocks):
         )  # fmt: skip
         keys, values = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in "kv")
         return PagedCache(keys.view(torch.float8_e4m3fn), values.view(torch.float8_e4m3fn), scales)
-
-    def _make_ops(self, cos: torch.Tensor, sin: torch.Tensor, num_rows: int) -> CudaOps:
-        config, plan = self._config, self._plan
-        prefill = _prefill_attention(plan)
-        if plan.deterministic:
-            return FixedOps(cos, sin, prefill, plan, config, num_rows)
-        parts = _max_num_parts(plan, num_rows)
-        workspace = DecodeWorkspace(parts, config.num_heads, config.head_dim, 1, self._device)
-        return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace, self._make_library())
-
-    def _make_library(self) -> CudnnAttention | None:
-        config, plan = self._config, self._plan
-        if plan.library_prefill is None:
-            return None
-        sizes = AttentionSizes(
-            config.num_heads, config.num_kv_heads, config.head_dim, plan.page_size, plan.num_blocks,
-            plan.library_prefill.max_num_seqs, plan.max_batch_tokens, plan.max_context_tokens,
-        )  # fmt: skip
-        return CudnnAttention(sizes, self._stream)
 
     def _warm_up(self, progress: ProgressFn) -> None:
         """Compile the kernels with a prefill and a decode step, then capture the graphs, largest first."""
@@ -402,18 +382,6 @@ class CudaDevice(CudaBlocks):
         logits = self._ops.linear(hidden[:num_rows], self._weights.head, None)
         sample_rows(logits, temperatures, draws, self._sampling, self._results[0], self._results[1])
         return logits, hidden[num_rows:]
-
-
-def _prefill_attention(plan: Plan) -> PrefillAttention:
-    if plan.prefill_attention is None:
-        raise DeviceError("The plan has no prefill attention: it was made for another kind of device. Plan for cuda.")
-    return plan.prefill_attention
-
-
-def _max_num_parts(plan: Plan, num_rows: int) -> int:
-    """The most parts that a step's contexts are split into, all sequences together."""
-    smaller = [bucket for bucket in plan.decode_attention if bucket.max_batch < num_rows]
-    return max(plan.decode_for(num_rows).num_splits * num_rows, *(b.num_splits * b.max_batch for b in smaller), 1)
 
 
 def _rows_to_sample(sampling: SamplingBatch) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -1,0 +1,45 @@
+"""Which operations a plan runs a model by: kernels of one form each, or ours beside libraries."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dragoman_agent.device.base import DeviceError
+from dragoman_agent.device.cuda_fixed import FixedOps
+from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
+from dragoman_agent.device.cuda_ops import CudaOps
+from dragoman_agent.device.torch_runtime import Stream
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.plan import Plan
+from dragoman_kernels.triton.attention_decode import DecodeWorkspace
+
+
+def make_ops(config: ModelConfig, plan: Plan, cos: Tensor, sin: Tensor, num_rows: int, stream: Stream) -> CudaOps:
+    """On the device of `cos` and `sin` [max_context_tokens, head_dim / 2]; `num_rows` of the largest decode step.
+
+    Raises DeviceError where the plan is not one for a GPU, or names a library that is not there.
+    """
+    prefill = plan.prefill_attention
+    if prefill is None:
+        raise DeviceError("The plan has no prefill attention: it was made for another kind of device. Plan for cuda.")
+    if plan.deterministic:
+        return FixedOps(cos, sin, prefill, plan, config, num_rows)
+    parts = _max_num_parts(plan, num_rows)
+    workspace = DecodeWorkspace(parts, config.num_heads, config.head_dim, 1, cos.device)
+    return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace, _library(config, plan, stream))
+
+
+def _library(config: ModelConfig, plan: Plan, stream: Stream) -> CudnnAttention | None:
+    if plan.library_prefill is None:
+        return None
+    sizes = AttentionSizes(
+        config.num_heads, config.num_kv_heads, config.head_dim, plan.page_size, plan.num_blocks,
+        plan.library_prefill.max_num_seqs, plan.max_batch_tokens, plan.max_context_tokens,
+    )  # fmt: skip
+    return CudnnAttention(sizes, stream)
+
+
+def _max_num_parts(plan: Plan, num_rows: int) -> int:
+    """The most parts that a step's contexts are split into, all sequences together."""
+    smaller = [bucket for bucket in plan.decode_attention if bucket.max_batch < num_rows]
+    return max(plan.decode_for(num_rows).num_splits * num_rows, *(b.num_splits * b.max_batch for b in smaller), 1)
