@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dragoman_controller.candidates import Score, Shape, Snapshot
+from dragoman_controller.agent_view import Score, Shape
+from dragoman_controller.candidates import Snapshot
 from dragoman_controller.quote import Quote
 
 MAX_NUM_PLACEMENTS = 2048

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dragoman.limits import TICKET_JTI_BYTES, TICKET_MODEL_DIGEST_BYTES, TICKET_VERSION
 from dragoman.prefix_hash import UNIT_TOKENS, transfer_digest
 from dragoman.v1 import ticket_pb2
-from dragoman_controller.candidates import AgentView
+from dragoman_controller.agent_view import AgentView
 from dragoman_controller.commands import Command, Prefetch
 from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
 from dragoman_controller.ledger import Grant, Ledger

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from dragoman_controller.candidates import Candidates, Score, Shape
+from dragoman_controller.agent_view import Score, Shape
+from dragoman_controller.candidates import Candidates
 from dragoman_controller.native.library import BARRED, SearchTable
 from dragoman_controller.tuples import new
 

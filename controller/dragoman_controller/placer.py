@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from dragoman.prefix_hash import UNIT_TOKENS
-from dragoman_controller.candidates import Candidates, Score, Shape
+from dragoman_controller.agent_view import Score, Shape
+from dragoman_controller.candidates import Candidates
 from dragoman_controller.explain import PlacementRecord, Placements
 from dragoman_controller.fleet import AgentState, Fleet, Member, ModelSpec
 from dragoman_controller.granted import Destination, Granted, Ticket

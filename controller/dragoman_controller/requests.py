@@ -11,7 +11,7 @@ from dragoman.errors import DragomanError
 from dragoman.limits import MAX_EMBED_TOKENS, MAX_NUM_CHOICES, MAX_NUM_INPUTS, MAX_RESUMES
 from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman.v1 import error_pb2
-from dragoman_controller.candidates import Shape
+from dragoman_controller.agent_view import Shape
 from dragoman_controller.tuples import new
 
 MAX_ID_BYTES = 128

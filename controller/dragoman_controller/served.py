@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from dragoman_controller.candidates import AgentView, Candidates, Score, Shape
+from dragoman_controller.agent_view import AgentView, Score, Shape
+from dragoman_controller.candidates import Candidates
 from dragoman_controller.fleet import AgentSpec, Member, ModelSpec
 from dragoman_controller.granted import Destination
 from dragoman_controller.quote import AgentQuotes, Features, Quote

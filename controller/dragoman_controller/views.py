@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dragoman_controller.candidates import AgentView
+from dragoman_controller.agent_view import AgentView
 from dragoman_controller.fleet import AgentState, Member, ModelSpec
 from dragoman_controller.ledger import Debit
 from dragoman_controller.quote import AgentQuotes

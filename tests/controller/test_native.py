@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.step_model import StepModel
-from dragoman_controller.candidates import AgentView, Candidates, Shape
+from dragoman_controller.agent_view import AgentView, Shape
+from dragoman_controller.candidates import Candidates
 from dragoman_controller.native import build as builder
 from dragoman_controller.native.build import NativeUnavailable
 from dragoman_controller.native.library import Library, load

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.step_model import StepModel
-from dragoman_controller.candidates import AgentView, Candidates, Shape
+from dragoman_controller.agent_view import AgentView, Shape
+from dragoman_controller.candidates import Candidates
 from dragoman_controller.placement import FIRST_TOKEN_RATIO, TIE_RATIO, place
 from dragoman_controller.steps import StepTable
 

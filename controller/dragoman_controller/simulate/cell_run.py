@@ -16,7 +16,7 @@ from dragoman.pursuit import Pursuit
 from dragoman.retry import RetryPolicy, Step
 from dragoman.v1 import error_pb2
 from dragoman_controller.admission import Answer, Queued
-from dragoman_controller.candidates import Shape
+from dragoman_controller.agent_view import Shape
 from dragoman_controller.cell import HEARTBEAT_INTERVAL_SECONDS, TICK_SECONDS, Cell, Outcome
 from dragoman_controller.commands import Drain
 from dragoman_controller.granted import Granted, Ticket

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from random import Random
 
-from dragoman_controller.candidates import AgentView, Candidates, Shape
+from dragoman_controller.agent_view import AgentView, Shape
+from dragoman_controller.candidates import Candidates
 from dragoman_controller.placement import Choose, Placement, place
 from dragoman_controller.simulate.agent import SimulatedAgent
 
