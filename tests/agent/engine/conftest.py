@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.agent.engine.tiers_lab import SLOW_PREFILL, ids, prompt
 
 from dragoman_agent.device.base import Device
 from dragoman_agent.device.null import NullDevice
@@ -160,3 +161,15 @@ def terminals() -> Callable[[Iterable[Event]], dict[str, list[Event]]]:
 def start() -> Callable[..., Start]:
     """The function that makes a Start command."""
     return make_start
+
+
+@pytest.fixture
+def never_evicted(lab: Any, start: Any, answers: Any) -> Any:
+    """The tokens of an engine that never evicts."""
+
+    def tokens(*seeds: int) -> dict[int, list[int]]:
+        here = lab(step_model=SLOW_PREFILL)
+        events = here.run(*(start(f"r{seed}", prompt(seed), 20) for seed in seeds))
+        return {seed: ids(answers, events, f"r{seed}") for seed in seeds}
+
+    return tokens

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.agent.engine.tiers_lab import (
+    BLOCK_BYTES,
+    HOST,
+    SLOW_PREFILL,
+    assert_at_rest,
+    fill,
+    held,
+    ids,
+    prompt,
+    read_blocks,
+    settle,
+    small,
+    units,
+)
 
-from dragoman.step_model import StepModel
-from dragoman_agent.cache.disk_store import SUFFIX, DiskTierError
 from dragoman_agent.device.base import DeviceError, Int32Array, UInt8Array
 from dragoman_agent.device.block_copies import DoneCopy
 from dragoman_agent.device.null import NullDevice
@@ -22,84 +32,17 @@ from dragoman_agent.engine.block_account import account
 from dragoman_agent.engine.messages import BringBlocks, Cancel, ExportBlocks, Tune
 from dragoman_agent.engine.tiers import TierSizes
 
-BLOCK_BYTES = 64 * 12
-SLOW_PREFILL = StepModel((1,), (0,), (0.001,), 1000.0, 0.001)
-HOST = TierSizes(host_bytes=256 * BLOCK_BYTES)
-
-
-def prompt(seed: int, num_tokens: int = 300) -> list[int]:
-    return random.Random(seed).choices(range(32, 127), k=num_tokens)
-
-
-def small(lab: Any, **options: Any) -> Any:
-    """An engine that holds two of the prompts at once."""
-    return lab(**{"num_blocks": 16, "max_num_seqs": 4, "step_model": SLOW_PREFILL, **options})
-
-
-def ids(answers: Any, events: Any, name: str) -> list[int]:
-    tokens: list[int] = answers(events)[(name, 0)].token_ids
-    return tokens
-
-
-def fill(here: Any, start: Any, num_prompts: int = 8) -> None:
-    """Run prompts 0, 1, ... one after the other: the first of them are then below the device alone."""
-    for seed in range(num_prompts):
-        here.run(start(f"r{seed}", prompt(seed), 20))
-        settle(here)
-
-
-def settle(here: Any) -> None:
-    """Let what moves come to rest."""
-    deadline = time.monotonic() + 10
-    for _ in range(3):
-        here.turn()
-    while here.core.is_moving:
-        assert time.monotonic() < deadline, "the tiers do not come to rest"
-        time.sleep(0.001)
-        here.turn()
-
-
-def held(here: Any) -> dict[str, int]:
-    return {one.name: one.held_blocks for one in here.core.tiers.report().tiers}
-
-
-def read_blocks(here: Any) -> dict[str, int]:
-    return {one.name: one.read_blocks for one in here.core.tiers.report().tiers}
-
-
-def assert_at_rest(here: Any) -> None:
-    """Nothing is held by anyone, nor kept from being evicted."""
-    settle(here)
-    here.assert_idle()
-    lower = here.core.tiers.lower
-    assert len(lower.staging) == lower.num_staging
-    for _, index in lower.indices:
-        assert all(entry.num_pins == 0 for entry in index._entries.values())
-        assert index.num_free + index.num_entries == index.capacity
-
-
-@pytest.fixture
-def expected(lab: Any, start: Any, answers: Any) -> Any:
-    """The tokens of an engine that never evicts."""
-
-    def tokens(*seeds: int) -> dict[int, list[int]]:
-        here = lab(step_model=SLOW_PREFILL)
-        events = here.run(*(start(f"r{seed}", prompt(seed), 20) for seed in seeds))
-        return {seed: ids(answers, events, f"r{seed}") for seed in seeds}
-
-    return tokens
-
 
 @pytest.mark.parametrize("kind", ["host", "disk", "both"])
 def test_prefixes_come_back_and_give_the_same_tokens(
-    lab: Any, start: Any, answers: Any, expected: Any, tmp_path: Path, kind: str
+    lab: Any, start: Any, answers: Any, never_evicted: Any, tmp_path: Path, kind: str
 ) -> None:
     sizes = TierSizes(
         host_bytes=0 if kind == "disk" else 256 * BLOCK_BYTES,
         disk_bytes=0 if kind == "host" else 256 * (BLOCK_BYTES + 200),
         disk_dir=str(tmp_path / "kv"),
     )
-    wanted = expected(*range(6))
+    wanted = never_evicted(*range(6))
     here = small(lab, tiers=sizes)
     for _ in range(2):
         for seed in range(6):
@@ -130,8 +73,8 @@ def test_what_is_computed_quicker_is_computed(lab: Any, start: Any) -> None:
     assert here.core.tiers.report().declined >= 4
 
 
-def test_many_at_once_share_what_comes_back(lab: Any, start: Any, answers: Any, expected: Any) -> None:
-    wanted = expected(*range(5))
+def test_many_at_once_share_what_comes_back(lab: Any, start: Any, answers: Any, never_evicted: Any) -> None:
+    wanted = never_evicted(*range(5))
     here = small(lab, tiers=HOST)
     for seed in range(5):
         here.run(start(f"r{seed}", prompt(seed), 20))
@@ -178,8 +121,8 @@ class SlowDevice(NullDevice):
         return self.Copy(work, self.num_looks, False)
 
 
-def test_others_run_while_blocks_come(lab: Any, start: Any, answers: Any, expected: Any) -> None:
-    wanted = expected(0, 7)
+def test_others_run_while_blocks_come(lab: Any, start: Any, answers: Any, never_evicted: Any) -> None:
+    wanted = never_evicted(0, 7)
     device = SlowDevice()
     here = small(lab, tiers=HOST, device=device)
     fill(here, start)
@@ -193,7 +136,7 @@ def test_others_run_while_blocks_come(lab: Any, start: Any, answers: Any, expect
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "fails"])
 def test_a_request_that_ends_while_its_blocks_come_leaks_nothing(
-    lab: Any, start: Any, answers: Any, expected: Any, how: str
+    lab: Any, start: Any, answers: Any, never_evicted: Any, how: str
 ) -> None:
     device = SlowDevice()
     here = small(lab, tiers=HOST, device=device)
@@ -204,7 +147,7 @@ def test_a_request_that_ends_while_its_blocks_come_leaks_nothing(
     assert here.core.tiers.bringer.is_busy
     if how == "fails":
         events = here.run()
-        assert ids(answers, events, "again") == expected(0)[0], "what does not come is computed"
+        assert ids(answers, events, "again") == never_evicted(0)[0], "what does not come is computed"
         assert "link is down" in here.core.tiers.report().tiers[0].problem
         device.fails = False
     elif how == "cancel":
@@ -214,10 +157,10 @@ def test_a_request_that_ends_while_its_blocks_come_leaks_nothing(
     settle(here)
     assert_at_rest(here)
     events = here.run(start("last", prompt(0), 20))
-    assert ids(answers, events, "last") == expected(0)[0]
+    assert ids(answers, events, "last") == never_evicted(0)[0]
 
 
-def test_one_that_waited_for_too_long_computes(lab: Any, start: Any, answers: Any, expected: Any) -> None:
+def test_one_that_waited_for_too_long_computes(lab: Any, start: Any, answers: Any, never_evicted: Any) -> None:
     device = SlowDevice()
     here = small(lab, tiers=HOST, device=device)
     fill(here, start)
@@ -229,108 +172,8 @@ def test_one_that_waited_for_too_long_computes(lab: Any, start: Any, answers: An
     here.turn(2)
     assert here.core.scheduler.running and here.core.tiers.bringer.is_busy
     here.run()
-    assert ids(answers, here.events[-30:], "again") == expected(0)[0]
+    assert ids(answers, here.events[-30:], "again") == never_evicted(0)[0]
     assert_at_rest(here)
-
-
-def test_the_disk_tier_survives_a_restart(lab: Any, start: Any, answers: Any, expected: Any, tmp_path: Path) -> None:
-    sizes = TierSizes(disk_bytes=256 * (BLOCK_BYTES + 200), disk_dir=str(tmp_path))
-    first = small(lab, tiers=sizes)
-    first.run(start("r1", prompt(1), 20))
-    settle(first)
-    assert held(first) == {"disk": 4}
-    first.core.tiers.close()
-    second = small(lab, tiers=sizes)
-    events = second.run(start("r1", prompt(1), 20))
-    assert events[-1].cached_tokens == 256 and ids(answers, events, "r1") == expected(1)[1]
-    second.core.tiers.close()
-
-
-def test_a_damaged_file_is_computed_and_removed(
-    lab: Any, start: Any, answers: Any, expected: Any, tmp_path: Path
-) -> None:
-    sizes = TierSizes(disk_bytes=256 * (BLOCK_BYTES + 200), disk_dir=str(tmp_path))
-    first = small(lab, tiers=sizes)
-    first.run(start("r1", prompt(1), 20))
-    settle(first)
-    digests = [page.digest for page in first.core.tiers.lower.chain_to_unit(last_unit(first, 1))]
-    first.core.tiers.close()
-    damaged = tmp_path / (digests[2].hex() + SUFFIX)
-    data = bytearray(damaged.read_bytes())
-    data[-1] ^= 1
-    damaged.write_bytes(bytes(data))
-    second = small(lab, tiers=sizes)
-    events = second.run(start("r1", prompt(1), 20))
-    assert ids(answers, events, "r1") == expected(1)[1]
-    assert events[-1].cached_tokens == 128, "the blocks before the damaged one are good"
-    settle(second)
-    assert_at_rest(second)
-    assert held(second) == {"disk": 4}, "what was computed is written again"
-    second.core.tiers.close()
-
-
-def last_unit(here: Any, seed: int) -> bytes:
-    """The wire hash of the last full unit of a prompt."""
-    from dragoman.prefix_hash import root_hash
-    from dragoman_agent.cache.hashing import PageHasher
-    from dragoman_agent.device.null_model import NullModel
-
-    hasher = PageHasher(root_hash(bytes.fromhex(NullModel().digest)), 64)
-    return hasher.extend(prompt(seed), 4)[-1].units[-1][:8]
-
-
-def units(seed: int) -> list[bytes]:
-    """The wire hashes of a prompt's units."""
-    from dragoman.prefix_hash import root_hash
-    from dragoman_agent.cache.hashing import PageHasher
-    from dragoman_agent.device.null_model import NullModel
-
-    hasher = PageHasher(root_hash(bytes.fromhex(NullModel().digest)), 64)
-    return [page.units[-1][:8] for page in hasher.extend(prompt(seed), 4)]
-
-
-def test_a_full_disk_turns_the_tier_off_and_nothing_else(
-    lab: Any, start: Any, answers: Any, expected: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
-    wanted = expected(*range(4))
-    here = small(lab, tiers=TierSizes(disk_bytes=1 << 20, disk_dir=str(tmp_path)))
-    store = here.core.tiers.lower.disk._store
-    real, count = store.write, 0
-
-    def full(*arguments: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > 5:
-            raise OSError(28, "No space left on device")
-        real(*arguments)
-
-    monkeypatch.setattr(store, "write", full)
-    for seed in (*range(4), *range(4)):
-        events = here.run(start(f"r{seed}", prompt(seed), 20))
-        assert ids(answers, events, f"r{seed}") == wanted[seed]
-        settle(here)
-    counts = here.core.tiers.report().tiers[0]
-    assert "No space left on device" in counts.problem and counts.held_blocks == counts.capacity_blocks == 0
-    assert_at_rest(here)
-    here.core.tiers.close()
-
-
-def test_a_directory_that_cannot_be_used_is_refused(lab: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DiskTierError, match="--kv-disk-dir"):
-        small(lab, tiers=TierSizes(disk_bytes=1 << 20, disk_dir=str(tmp_path / "file")))
-
-
-def test_the_disk_stays_within_its_limit(lab: Any, start: Any, tmp_path: Path) -> None:
-    limit = 7 * (BLOCK_BYTES + 200)
-    here = small(lab, tiers=TierSizes(disk_bytes=limit, disk_dir=str(tmp_path)))
-    for seed in range(8):
-        here.run(start(f"r{seed}", prompt(seed), 20))
-        settle(here)
-        assert sum(file.stat().st_size for file in tmp_path.glob("*" + SUFFIX)) <= limit
-    assert held(here)["disk"] >= 5 and here.core.tiers.report().tiers[0].written_bytes > 7 * BLOCK_BYTES
-    assert_at_rest(here)
-    here.core.tiers.close()
 
 
 def test_a_hint_brings_a_prefix_up_and_hears_of_its_use(lab: Any, start: Any) -> None:
