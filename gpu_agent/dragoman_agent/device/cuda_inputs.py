@@ -71,6 +71,8 @@ def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps) -> MixedInputs:
     last = batch.query_starts[1:][np.concatenate((batch.sample_seqs, batch.pool_seqs))] - 1
     sampling = batch.sampling
     draws = uniforms(sampling.seeds, sampling.choices, sampling.cursors)
+    library = _library_for(starts, plan, ops)
+    ours = len(lens) > 0 and library is None  # only our kernel reads a work list
     parts: dict[str, npt.NDArray[Any]] = {
         "uniforms": draws.view(np.int32),  # first: float64 must lie on 8 bytes
         "token_ids": batch.token_ids,
@@ -81,9 +83,8 @@ def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps) -> MixedInputs:
         "last": np.concatenate((last, batch.score_rows)).astype(np.int32),
         "temperatures": sampling.temperatures.view(np.int32),
         "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
-        "work": prefill_work_list(starts, lens, ops.queries_an_item).ravel() if len(lens) else lens,
+        "work": prefill_work_list(starts, lens, ops.queries_an_item).ravel() if ours else lens[:0],
     }
-    library = _library_for(starts, plan, ops)
     if library is not None:
         parts["library"] = library.sizes.words(starts, lens)
     return MixedInputs(parts, num_decodes, width, bool((batch.token_ids < 0).any()), library)
