@@ -214,7 +214,8 @@ def _read(file: int, target: Bytes, position: int) -> None:
     while view:
         count = os.preadv(file, [view], position)
         if count == 0:
-            raise EOFError(f"the file ends at byte {position}")
+            size = os.fstat(file).st_size  # another thread's piece may lie before the end, this one behind it
+            raise EOFError(f"the file ends at byte {min(size, position)}")
         view, position = view[count:], position + count
 
 

@@ -138,6 +138,14 @@ def test_a_file_that_got_shorter_names_the_tensor(tmp_path: Path, num_threads: i
     nothing_is_left(path)
 
 
+def test_a_piece_behind_the_end_names_the_end_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(1500))
+    with pytest.raises(ModelFileError, match=r"the file ends at byte 1500\)"):
+        scatter(OneFile(path, 1000), ["2"], [CopySink(600)])
+    nothing_is_left(path)
+
+
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_a_failing_disk_names_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
     path = tmp_path / "weights"
