@@ -2,7 +2,8 @@
 
 What makes quotes hard on a GPU, and what the null device's own step model lacks: a step with prompt tokens is handed over
 kernel by kernel and takes 8 ms or more however few they are, several times a decode step; and single steps are off by tens of
-per cent. Started in place of `dragoman_agent.main`; the same file is its engine process.
+per cent. Where steps of few prompt tokens are graphs, that holds of longer ones alone, and the measured model does not know of it.
+Started in place of `dragoman_agent.main`; the same file is its engine process.
 """
 
 from __future__ import annotations
@@ -35,18 +36,34 @@ STEPS = StepModel(
 MAX_BATCH_TOKENS = 4096
 NOISE = "STAND_IN_NOISE"
 """Environment variable: standard deviation of the logarithm of a step's time over what the step model says."""
+GRAPHS = "STAND_IN_GRAPHS"
+"""Environment variable: prompt tokens up to which a step is a graph; 0 for none."""
+NUM_GRAPH_TOKENS = {"h200": 0, "h200-graphs": 512}
+"""By name of the stand-in. What such a graph takes is a guess until it is measured."""
+# A graph with prompts takes this over the decode step or over its tokens. 64 tokens alone, as a device measures its base: 1.5 ms.
+GRAPH_SECONDS, GRAPH_BASE_SECONDS = 0.0005, 0.0015
 
 
-def step_seconds(batch: StepBatch, plan: Plan, rng: random.Random, noise: float) -> float:
+def step_model(num_graph_tokens: int) -> StepModel:
+    """What the agent measured: a base of small prompts, which says nothing of larger ones."""
+    return replace(STEPS, prefill_base_seconds=GRAPH_BASE_SECONDS) if num_graph_tokens else STEPS
+
+
+def step_seconds(batch: StepBatch, plan: Plan, rng: random.Random, noise: float, num_graph_tokens: int) -> float:
     """A step of prompts and decode rows hides what the device computes behind the hand-over; null.py adds the two up."""
     counts = batch.query_starts[1:] - batch.query_starts[:-1]
     is_decode = counts == 1
     model, num_decodes, num_tokens = plan.step_model, int(is_decode.sum()), int(counts[~is_decode].sum())
+    slower = STEPS.prefill_tokens_per_second / model.prefill_tokens_per_second
     seconds = 0.0
     if num_decodes:
         seconds = model.decode_step_seconds(num_decodes, float(batch.context_lens[is_decode].mean()))
     if num_tokens:
-        seconds = max(model.prefill_base_seconds, seconds + num_tokens / model.prefill_tokens_per_second)
+        computing = num_tokens / model.prefill_tokens_per_second
+        if num_tokens <= num_graph_tokens:
+            seconds = max(seconds, computing) + slower * GRAPH_SECONDS
+        else:
+            seconds = max(slower * STEPS.prefill_base_seconds, seconds + computing)
     return seconds * rng.lognormvariate(-noise * noise / 2, noise)
 
 
@@ -59,7 +76,7 @@ def main() -> None:
         part if part != "dragoman_agent.engine.process" else MODULE for part in made(*given)
     ]
     null_model.default_null_plan = lambda *given, **named: replace(
-        plan_of(*given, **named), step_model=STEPS, max_batch_tokens=MAX_BATCH_TOKENS
+        plan_of(*given, **named), step_model=step_model(int(os.environ[GRAPHS])), max_batch_tokens=MAX_BATCH_TOKENS
     )
     agent()
 
@@ -68,8 +85,8 @@ def engine() -> int:
     """Entry point of the engine process."""
     from dragoman_agent.engine.process import main as process
 
-    rng, noise = random.Random(0), float(os.environ[NOISE])
-    null._step_seconds = lambda batch, plan: step_seconds(batch, plan, rng, noise)
+    rng, noise, num_graph_tokens = random.Random(0), float(os.environ[NOISE]), int(os.environ[GRAPHS])
+    null._step_seconds = lambda batch, plan: step_seconds(batch, plan, rng, noise, num_graph_tokens)
     return process()
 
 

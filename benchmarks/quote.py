@@ -3,6 +3,7 @@
     python -m benchmarks.quote [--device cpu] [--model embedded] [--agents 1] [--users 4] [--requests 400] [--record]
     python -m benchmarks.quote --device cuda [--out FILE]      about two minutes on an H200; benchmarks.record_gpu records FILE
     python -m benchmarks.quote --device null --like h200       its stand-in: the load of a GPU and its steps, four times slower
+    python -m benchmarks.quote --device null --like h200-graphs    the same where a step of up to 512 prompt tokens is a graph
 
 Each user sends one request after the other with exponential pauses: chats that share a beginning, long prompts with short
 answers, short prompts with long answers, and plain texts whose length in tokens only the agent learns. A request is held
@@ -41,6 +42,7 @@ START_SECONDS = 240.0  # of an agent that measures its card and compiles its ker
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"model": "random:qwen3-0.6b", "users": 64, "requests": 100_000, "seconds": 75.0, "longest_prompt": 1024, "clients": 4},
     "h200": {"users": 64, "requests": 100_000, "seconds": 90.0, "longest_prompt": 1024, "clients": 2, "null_speed": 4.0, "pause": 2.0},
+    "h200-graphs": {"users": 64, "requests": 100_000, "seconds": 90.0, "longest_prompt": 1024, "clients": 2, "null_speed": 4.0, "pause": 2.0},
     "": {"null_speed": 20.0, "pause": 0.5, "model": "embedded", "users": 4, "requests": 400, "seconds": 3600.0, "longest_prompt": 256, "clients": 1},
 }  # fmt: skip
 
@@ -117,8 +119,10 @@ def client_process(address: str, options: argparse.Namespace, number: int) -> li
         done: list[Verdict] = []
         end = time.monotonic() + options.seconds
         async with AsyncClient(address) as client:
-            seeds = range(number, options.users, options.clients)
-            await asyncio.gather(*(user(client, random.Random(seed), work, end, options, done) for seed in seeds))
+            seeds, first = range(number, options.users, options.clients), options.seed * options.users
+            await asyncio.gather(
+                *(user(client, random.Random(first + seed), work, end, options, done) for seed in seeds)
+            )
         return done
 
     return asyncio.run(run())
@@ -174,7 +178,9 @@ def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="error and coverage of quotes under a mixed load")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or null")
     parser.add_argument("--null-speed", type=float, help="step times of the null device, as its own option")
-    parser.add_argument("--like", choices=("h200",), help="the null device with the steps of another, see like_h200.py")
+    parser.add_argument(
+        "--like", choices=("h200", "h200-graphs"), help="the null device with the steps of another, see like_h200.py"
+    )
     parser.add_argument(
         "--noise",
         type=float,
@@ -189,6 +195,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, help="processes that share the users")
     parser.add_argument("--pause", type=float, help="mean pause of a user in seconds")
     parser.add_argument("--longest-prompt", type=int)
+    parser.add_argument("--seed", type=int, default=0, help="another one draws other requests and pauses")
     parser.add_argument("--case", default="", help="name of the record; unset takes the device")
     parser.add_argument(
         "--out", type=Path, help="raw results for benchmarks.record_gpu, on a machine without the history"
@@ -217,7 +224,9 @@ def main() -> None:
         if options.like:
             from benchmarks import like_h200  # not where the agent's packages are another environment's
 
-            stand_in = {"module": like_h200.MODULE, "environ": {"PYTHONPATH": ".", like_h200.NOISE: str(options.noise)}}
+            environ = {"PYTHONPATH": ".", like_h200.NOISE: str(options.noise)}
+            environ[like_h200.GRAPHS] = str(like_h200.NUM_GRAPH_TOKENS[options.like])
+            stand_in = {"module": like_h200.MODULE, "environ": environ}
         started = time.monotonic()
         for number in range(options.agents):
             cell.start_agent(f"agent-{number}", *flags, wait=False, **stand_in)
