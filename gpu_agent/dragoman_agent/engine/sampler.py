@@ -144,7 +144,8 @@ def _filter(
     sent = send({"k": top_ks, "p": top_ps}, scaled.device)
     keys = _ordered_keys(scaled)
     head_keys, head_index = keys.topk(min(_HEAD, keys.shape[1]), dim=-1)  # best first
-    weights = torch.where(keys >= _top_k_threshold(keys, head_keys, top_ks, sent["k"]).unsqueeze(1), weights, 0)
+    least = _top_k_threshold(keys, head_keys, top_ks, sent["k"])
+    weights = torch.where(keys >= least.unsqueeze(1), weights, 0)
     if (top_ps >= 1.0).all():
         return weights
     p = sent["p"]
@@ -154,11 +155,15 @@ def _filter(
     head_mass = weights.gather(1, head_index).cumsum(dim=-1)
     place = torch.searchsorted(head_mass, needed.unsqueeze(1))
     found = place.squeeze(1) < head_mass.shape[1]
-    threshold = head_keys.gather(1, place.clamp(max=head_mass.shape[1] - 1)).squeeze(1)
+    # Where top-k ends within the head, whatever it kept beyond the head ties with the last one kept.
+    threshold = torch.where(found, head_keys.gather(1, place.clamp(max=head_mass.shape[1] - 1)).squeeze(1), least)
     threshold = torch.where(p < 1.0, threshold, torch.iinfo(torch.int32).min)
-    missing = torch.nonzero(~found & (p < 1.0)).squeeze(1)
-    if len(missing):
-        threshold[missing] = _search(keys[missing], weights[missing], needed[missing])
+    beyond = np.flatnonzero((top_ks > head_keys.shape[1]) & (top_ps < 1.0))
+    if len(beyond):
+        rows = send({"beyond": beyond}, keys.device)["beyond"]
+        missing = rows[torch.nonzero(~found[rows]).squeeze(1)]  # the one thing that a host waits for here
+        if len(missing):
+            threshold[missing] = _search(keys[missing], weights[missing], needed[missing])
     return torch.where(keys >= threshold.unsqueeze(1), weights, 0)
 
 
