@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from dragoman_agent.engine.grammar import COMPILE_SECONDS, CompiledGrammar, GrammarCompiler, GrammarError
+from dragoman_agent.engine.grammar import (
+    COMPILE_SECONDS,
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarError,
+    GrammarsBusyError,
+)
 from dragoman_agent.engine.messages import GrammarSpec
 from dragoman_agent.engine.request import Request
 from dragoman_text import TextTokenizer
@@ -38,14 +44,20 @@ class CompilingRequests:
         waiting: list[_Entry] = []
         ready: list[_Entry] = []
         for entry in self._entries:
-            if not entry.request.is_over:
+            if entry.request.is_over:
+                entry.future.cancel()
+            else:
                 (ready if entry.future.done() or now >= entry.until else waiting).append(entry)
         self._entries = waiting
+        if waiting:
+            self._compiler.replace_held_up()
         for entry in ready:
             yield entry.request, _outcome(entry.future)
 
 
 def _outcome(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarError:
+    if future.cancel():
+        return GrammarsBusyError("hard grammars of other requests are being compiled; try again in some seconds")
     if not future.done():
         return GrammarError(f"compiling takes over {COMPILE_SECONDS:g} s; make it smaller")
     error = future.exception()

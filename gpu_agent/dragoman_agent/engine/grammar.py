@@ -1,6 +1,7 @@
 """Grammars compiled and followed with llguidance: which tokens may come next in an output that must have a form.
 
 Compiling runs in threads of its own, which the library does without the interpreter lock, so that other requests stream on.
+A grammar whose masks hold up the engine's steps is refused, or its request ended: some take a second for each token.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from dragoman_agent.device.base import Int32Array
@@ -21,15 +24,27 @@ from dragoman_text import TextTokenizer
 
 COMPILE_SECONDS = 2.0  # a request whose grammar takes longer is refused
 MAX_REASON_CHARS = 300
+# What all others wait for the mask of one form: more than SPARE_SECONDS a token runs up, and above MAX_OWED_SECONDS its
+# request ends. Masks of common schemas take well under a millisecond, and rarely some ten when a part is met first.
+SPARE_SECONDS = 0.01
+MAX_OWED_SECONDS = 1.0
+SLOW_MASK_SECONDS = 0.05  # a grammar that takes as long for one of its first masks is refused
 # Runs of white space between JSON tokens end: a weak model would go on with them to its token limit.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
 _MAX_CACHED = 64
-_NUM_THREADS = 2  # one may be held up by a hard grammar
+_NUM_THREADS = 2
+_MAX_THREADS = 8
+_HELD_UP_SECONDS = 0.25  # a thread that is at one grammar for longer is not counted on: another takes its place
+_NUM_TRIED_TOKENS = 3
 _NO_TEXT = "no text can have this form; check it for parts that contradict each other"
 
 
 class GrammarError(Exception):
     """A grammar that cannot be used; the text says why, in at most 300 characters."""
+
+
+class GrammarsBusyError(GrammarError):
+    """This grammar may be good: it was not reached in time for the hard ones of others."""
 
 
 class Form:
@@ -38,6 +53,7 @@ class Form:
     def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
         self.matcher = matcher
         self._eos_token_ids = eos_token_ids
+        self._owed_seconds = 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -47,7 +63,15 @@ class Form:
     @property
     def failure(self) -> str:
         """Why the grammar cannot be followed on, empty while it can."""
-        return _shortened(self.matcher.get_error()) if self.matcher.is_error() else ""
+        if self.matcher.is_error():
+            return _shortened(self.matcher.get_error())
+        if self._owed_seconds > MAX_OWED_SECONDS:
+            return f"finding its next tokens held up all other requests for over {self._owed_seconds:.1f} s"
+        return ""
+
+    def spend(self, seconds: float) -> None:
+        """Count what one mask took. Single slow ones are forgiven with time."""
+        self._owed_seconds = max(0.0, self._owed_seconds + seconds - SPARE_SECONDS)
 
     def take(self, token_ids: list[int]) -> None:
         """Go on by tokens of the output; `failure` tells of one that does not fit."""
@@ -55,8 +79,11 @@ class Form:
 
     def allowed_ids(self) -> set[int]:
         """Ids that may come next; for messages, not for the loop."""
-        octets = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
-        return set(np.flatnonzero(np.unpackbits(octets, bitorder="little")).tolist())
+        return set(np.flatnonzero(self.allowed()).tolist())
+
+    def allowed(self) -> npt.NDArray[np.uint8]:
+        """1 for each id that may come next, 0 for the others."""
+        return np.unpackbits(np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
 
     def hide_end(self, mask: Int32Array) -> None:
         """Take the end tokens out of a packed mask: the request asked to go on past them."""
@@ -67,21 +94,36 @@ class Form:
 class GrammarMasks:
     """Fills the masks of a step, on several cores and without the interpreter lock."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, clock: Callable[[], float] = time.thread_time) -> None:
+        """`clock` gives the seconds that this thread was at work: what other processes take is no form's fault."""
         self.num_words = -(-vocab_size // 32)
+        self._clock = clock
         self._executor: LLExecutor | None = None
+        self._is_one_slow = False
 
     def fill(self, forms: Sequence[Form]) -> Int32Array:
         """Packed masks [len(forms), num_words] of what may come next. A form that has failed gets whatever comes."""
         masks = np.zeros((len(forms), self.num_words), dtype=np.int32)
-        if len(forms) == 1:
-            forms[0].matcher.unsafe_compute_mask_ptr(masks.ctypes.data, masks.nbytes)
+        if len(forms) == 1 or self._is_one_slow:
+            self._is_one_slow = max([self._fill_one(form, row) for form, row in zip(forms, masks, strict=True)]) > (
+                SPARE_SECONDS
+            )
             return masks
         if self._executor is None:
             self._executor = LLExecutor()
         pairs = [(form.matcher, index) for index, form in enumerate(forms)]
+        began = time.perf_counter()
         self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, self.num_words * 4, len(forms))
+        # Whose it was shows when each is filled alone, at the next step.
+        self._is_one_slow = time.perf_counter() - began > SPARE_SECONDS
         return masks
+
+    def _fill_one(self, form: Form, row: Int32Array) -> float:
+        began = self._clock()
+        form.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        seconds = self._clock() - began
+        form.spend(seconds)
+        return seconds
 
 
 class CompiledGrammar:
@@ -107,11 +149,15 @@ class GrammarCompiler:
         self._cache: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._jobs: queue.SimpleQueue[tuple[GrammarSpec, Future[CompiledGrammar]]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._began: dict[threading.Thread, float] = {}  # when those at work began what they are at
         self._lock = threading.Lock()  # guards the tokenizer's making and the cache
         self._ll_tokenizer: LLTokenizer | None = None
 
     def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """Compile in a thread; the future raises GrammarError. Done at once for a grammar of late."""
+        """Compile in a thread; the future raises GrammarError. Done at once for a grammar of late.
+
+        A future that is cancelled before its turn costs nothing.
+        """
         future: Future[CompiledGrammar] = Future()
         with self._lock:
             cached = self._cache.get(_key(spec))
@@ -120,19 +166,28 @@ class GrammarCompiler:
         if cached is not None:
             future.set_result(cached)
             return future
-        if not self._threads:
-            # Daemons: a grammar that takes for ever must not hold up the end of the process.
-            self._threads = [
-                threading.Thread(target=self._work, name=f"grammar-{i}", daemon=True) for i in range(_NUM_THREADS)
-            ]
-            for thread in self._threads:
-                thread.start()
         self._jobs.put((spec, future))
+        self.replace_held_up()
         return future
 
+    def replace_held_up(self) -> None:
+        """Let others take the place of threads that a hard grammar holds up: nothing can end it before its time."""
+        now = time.monotonic()
+        num_held_up = sum(now - began > _HELD_UP_SECONDS for began in list(self._began.values()))
+        while len(self._threads) < min(_NUM_THREADS + num_held_up, _MAX_THREADS):
+            # Daemons: a grammar that takes for ever must not hold up the end of the process.
+            thread = threading.Thread(target=self._work, name=f"grammar-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
     def _work(self) -> None:
+        thread = threading.current_thread()
         while True:
+            self._began.pop(thread, None)
             spec, future = self._jobs.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            self._began[thread] = time.monotonic()
             try:
                 future.set_result(self._compile(spec))
             except GrammarError as error:
@@ -150,11 +205,31 @@ class GrammarCompiler:
         if matcher.is_error():
             raise GrammarError(_shortened(matcher.get_error()))
         compiled = CompiledGrammar(matcher, self._eos_token_ids)
+        self._try(compiled.start())
         with self._lock:
             self._cache[_key(spec)] = compiled
             while len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
         return compiled
+
+    def _try(self, form: Form) -> None:
+        """Follow a grammar for some tokens here, where it holds up nobody. Raises GrammarError where that fails or is slow."""
+        for num_taken in range(_NUM_TRIED_TOKENS + 1):
+            began = time.thread_time()
+            allowed = form.allowed()
+            seconds = time.thread_time() - began
+            if seconds > SLOW_MASK_SECONDS:
+                raise GrammarError(
+                    f"finding its next token takes {seconds:.1f} s, which holds up all others; make it smaller"
+                )
+            if form.failure:
+                raise GrammarError(
+                    f"it becomes too hard to follow after {num_taken} tokens ({form.failure}); make it simpler"
+                )
+            allowed[self._eos_token_ids] = 0
+            if not allowed.any():
+                return
+            form.take([int(allowed.argmax())])
 
     def _make_tokenizer(self) -> LLTokenizer:
         with self._lock:

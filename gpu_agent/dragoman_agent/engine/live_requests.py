@@ -12,7 +12,7 @@ from dragoman_agent.engine import intake
 from dragoman_agent.engine.compiling import CompilingRequests
 from dragoman_agent.engine.constraints import nothing_left
 from dragoman_agent.engine.events import Event, closing_delta, failed, finished
-from dragoman_agent.engine.grammar import CompiledGrammar, GrammarError
+from dragoman_agent.engine.grammar import CompiledGrammar, GrammarError, GrammarsBusyError
 from dragoman_agent.engine.messages import Opened, Start, StartEmbed
 from dragoman_agent.engine.output import Piece
 from dragoman_agent.engine.prompt_scores import PromptScores
@@ -103,7 +103,10 @@ class LiveRequests:
             if isinstance(outcome, GrammarError):
                 assert request.sampling.grammar is not None
                 param = f"sampling.grammar.{request.sampling.grammar.kind}"
-                self.fail(request, error_pb2.ERROR_REASON_INVALID_REQUEST, f"{param}: {outcome}", param)
+                if isinstance(outcome, GrammarsBusyError):
+                    self.fail(request, error_pb2.ERROR_REASON_QUEUE_FULL, f"{param}: {outcome}")
+                else:
+                    self.fail(request, error_pb2.ERROR_REASON_INVALID_REQUEST, f"{param}: {outcome}", param)
                 continue
             if not self._start_forms(request, outcome):
                 continue
