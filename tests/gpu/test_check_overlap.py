@@ -77,3 +77,13 @@ def test_a_device_that_is_waited_for_is_told(
     assert check.main([*QUICK, "--out", str(tmp_path)]) == 1
     off = {line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("OFF")}
     assert off == {"penalties:", "grammar:", "bad-words:"}
+
+
+def test_a_run_that_is_ended_has_what_it_found(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([1, 0])
+    monkeypatch.setattr(check, "check_answers", lambda *_: next(answers))
+    with pytest.raises(StopIteration):
+        check.main([*QUICK, "--out", str(tmp_path / "new")])
+    assert json.loads((tmp_path / "new" / "overlap.json").read_text()) == {"overlap": [], "answers_off": 1}
