@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dragoman.address import is_loopback
+from dragoman.address import address_problem, is_loopback
 
 _CELL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_PORT = 65535
@@ -110,6 +110,8 @@ def check(settings: ControllerSettings) -> None:
         )
     if bool(settings.etcd_certificate) != bool(settings.etcd_key) or (settings.etcd_key and not settings.etcd_ca):
         raise ValueError("mutual TLS with etcd needs all three of --etcd-ca, --etcd-certificate and --etcd-key")
+    if settings.advertise and (problem := address_problem(settings.advertise)):
+        raise ValueError(f"--advertise {settings.advertise!r} {problem}")
     for endpoint in settings.etcd:
         host, _, port = endpoint.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) <= _MAX_PORT or "/" in endpoint:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dragoman.address import is_loopback
+from dragoman.address import address_problem, is_loopback
 from dragoman.limits import MAX_AGENT_ID_BYTES
 
 
@@ -266,6 +266,8 @@ def settings_problem(settings: AgentSettings) -> str:
         host, _, port = address.removeprefix("dns:").rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) <= _MAX_PORT:
             return f"--controllers {address!r} is no host:port, nor dns:NAME:PORT for every address of a name"
+    if settings.advertise and (problem := address_problem(settings.advertise)):
+        return f"--advertise {settings.advertise!r} {problem}"
     if len(settings.agent_id) > MAX_AGENT_ID_BYTES or not _AGENT_ID.fullmatch(settings.agent_id or "default"):
         return (
             f"--agent-id {settings.agent_id[:80]!r} must be 1 to {MAX_AGENT_ID_BYTES} letters, digits, dots, dashes or "

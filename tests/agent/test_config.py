@@ -69,6 +69,9 @@ def test_agent_id_is_host_and_device_and_fits_a_certificate(monkeypatch: pytest.
         (("--controllers", "a:1,b:65536"), "'b:65536' is no host:port"),
         (("--controllers", "dns:a:0"), "'dns:a:0' is no host:port"),
         (("--controllers", "dns:a:65535"), ""),
+        (("--open", "--advertise", "agent.example"), "--advertise 'agent.example' has no port"),
+        (("--open", "--advertise", "http://a:5"), "--advertise 'http://a:5' is a URL"),
+        (("--open", "--advertise", "agent.example:50051"), ""),
     ],
 )
 def test_settings_that_do_not_go_together(flags: tuple[str, ...], words: str) -> None:

@@ -228,6 +228,8 @@ def test_an_empty_address_is_an_error() -> None:
         Client("a:99999")
     with pytest.raises(DragomanError, match="agent: the address is empty"):
         Client(agent=" ")
+    with pytest.raises(DragomanError, match="agent: the address 'localhost' has no port"):
+        Client(agent="localhost")
 
 
 def test_sync_client(controller: str) -> None:

@@ -39,34 +39,40 @@ def test_a_port_that_cannot_be_is_refused(given: str) -> None:
         Controllers(given)
 
 
+@pytest.mark.parametrize("given", ["localhost", "a:1,b", "127.0.0.1:", "http://a:1", "::1"])
+def test_one_without_a_port_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match=r"^the address of a controller, '[^,]+', (has no|is a)"):
+        Controllers(given)
+
+
 def test_only_news_of_the_one_that_is_asked_moves_on() -> None:
-    controllers = Controllers("a,b,c")
-    controllers.failed("b")
-    assert controllers.current == "a"
-    controllers.failed("a")
-    controllers.failed("a")
-    assert controllers.current == "b"
-    controllers.failed("b")
-    controllers.failed("c")
-    assert controllers.current == "a"
+    controllers = Controllers("a:1,b:1,c:1")
+    controllers.failed("b:1")
+    assert controllers.current == "a:1"
+    controllers.failed("a:1")
+    controllers.failed("a:1")
+    assert controllers.current == "b:1"
+    controllers.failed("b:1")
+    controllers.failed("c:1")
+    assert controllers.current == "a:1"
 
 
 @pytest.mark.parametrize("error", [AWAY, LEAVING])
 async def test_the_next_is_asked_where_one_is_away_or_leaving(error: DragomanError) -> None:
-    controllers, asked = Controllers("a,b,c"), []
+    controllers, asked = Controllers("a:1,b:1,c:1"), []
 
     async def call(address: str) -> str:
         asked.append(address)
-        if address != "c":
+        if address != "c:1":
             raise error
         return "yes"
 
-    assert await controllers.ask(call) == "yes" and asked == ["a", "b", "c"]
-    assert await controllers.ask(call) == "yes" and asked == ["a", "b", "c", "c"]
+    assert await controllers.ask(call) == "yes" and asked == ["a:1", "b:1", "c:1"]
+    assert await controllers.ask(call) == "yes" and asked == ["a:1", "b:1", "c:1", "c:1"]
 
 
 async def test_an_answer_is_an_answer_and_each_is_asked_once() -> None:
-    controllers, asked = Controllers("a,b"), []
+    controllers, asked = Controllers("a:1,b:1"), []
 
     async def refused(address: str) -> str:
         asked.append(address)
@@ -81,4 +87,4 @@ async def test_an_answer_is_an_answer_and_each_is_asked_once() -> None:
 
     with pytest.raises(DragomanError, match="cannot reach"):
         await controllers.ask(away)
-    assert asked == ["a", "a", "b"]
+    assert asked == ["a:1", "a:1", "b:1"]

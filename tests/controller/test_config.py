@@ -31,3 +31,9 @@ def test_half_of_tls_is_refused() -> None:
 def test_an_address_of_etcd_that_cannot_be_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="is no host:port"):
         check(ControllerSettings(etcd=("127.0.0.1:2379", endpoint)))
+
+
+def test_an_advertised_address_that_nobody_could_dial_is_refused() -> None:
+    with pytest.raises(ValueError, match="--advertise 'c1' has no port: give host:port"):
+        check(ControllerSettings(advertise="c1"))
+    check(ControllerSettings(advertise="c1:50050"))

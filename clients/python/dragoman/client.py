@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 import grpc
 
+from dragoman.address import address_problem
 from dragoman.controllers import Controllers
 from dragoman.directory import Directory
 from dragoman.durations import duration_of
@@ -78,6 +79,8 @@ class AsyncClient:
         for name, value in (("controller", controller), ("agent", agent)):
             if value is not None and not value.strip():
                 raise invalid(name, "the address is empty; give host:port, or leave it out for the default")
+        if agent is not None and (problem := address_problem(agent)):
+            raise invalid("agent", f"the address {agent!r} {problem}")
         policy = retry or RetryPolicy()
         addresses = controller or os.environ.get(CONTROLLER_VARIABLE) or DEFAULT_CONTROLLER
         try:

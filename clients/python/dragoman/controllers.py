@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from dragoman.address import address_problem
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
 
 R = TypeVar("R")
-MAX_PORT = 65535
 
 # Key in the metadata of an error that the transport made, not the server.
 TRANSPORT = "transport"
@@ -21,17 +21,15 @@ class Controllers:
     def __init__(self, addresses: str | Sequence[str]) -> None:
         """`addresses`: host:port each, in the order in which they are tried; a text may list several with commas.
 
-        Raises ValueError when there is none, or one has a port that cannot be.
+        Raises ValueError when there is none, or one cannot be dialled as it is written.
         """
         parts = addresses.split(",") if isinstance(addresses, str) else addresses
         self.addresses = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
         if not self.addresses:
             raise ValueError("the address of a controller is empty; give host:port, several with commas")
         for address in self.addresses:
-            port = address.rpartition(":")[2]
-            # The transport takes the number modulo 65536 and would dial another port without a word.
-            if port.isdigit() and not 0 < int(port) <= MAX_PORT and ":" in address:
-                raise ValueError(f"the address of a controller, {address!r}, has no port from 1 to {MAX_PORT}")
+            if problem := address_problem(address):
+                raise ValueError(f"the address of a controller, {address!r}, {problem}")
         self._index = 0
 
     def __str__(self) -> str:
