@@ -157,6 +157,15 @@ class Api:
             time.sleep(0.05)
         raise AssertionError(f"still busy: {self.load()}")
 
+    def wait_free(self, num_blocks: int, seconds: float = 5.0) -> None:
+        """Returns when the agents have told of as many free KV blocks."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.load()["free_kv_blocks"] == num_blocks:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{num_blocks} blocks were free: {self.load()}")
+
     def wait_busy(self, num_requests: int, seconds: float = 5.0) -> None:
         """Returns when the agents have told the controller of so many requests."""
         deadline = time.monotonic() + seconds
@@ -210,9 +219,10 @@ def text_of() -> Any:
 
 @contextmanager
 def guarded_api(stack: Stack) -> Iterator[Api]:
-    """An Api; afterwards nothing may be left running, and the canary must sing as before."""
+    """An Api; afterwards nothing may be left running, no KV block held, and the canary must sing as before."""
     api = Api(stack.url)
     api.wait_idle()
+    num_free_blocks = api.load()["free_kv_blocks"]
     before = api.canary()
     try:
         yield api
@@ -220,6 +230,7 @@ def guarded_api(stack: Stack) -> Iterator[Api]:
         api.wait_idle()
         assert api.canary() == before
         api.wait_idle()
+        api.wait_free(num_free_blocks)
         api.http.close()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from dragoman_gateway.schema import ChatBody, CompletionBody
+
 HI = [{"role": "user", "content": "hi"}]
 ABC: list[Any] = [{"role": "user", "content": "x"}]
 PATH = "/v1/chat/completions"
@@ -186,6 +188,18 @@ def test_b12_malformed_messages_name_the_path(alphabet: Any, messages: Any, para
 
 def test_b12_stream_as_a_string_is_refused(alphabet: Any) -> None:
     assert alphabet.refused(PATH, messages=HI, stream="true")["param"] == "stream"
+
+
+@pytest.mark.parametrize("stream", [None, True])
+def test_b12_every_optional_field_may_be_null(alphabet: Any, parse: Any, stream: bool | None) -> None:
+    for path, model, required in (
+        (PATH, ChatBody, {"messages": HI}),
+        ("/v1/completions", CompletionBody, {"prompt": "A"}),
+    ):
+        body = dict.fromkeys(model.model_fields, None) | required | {"max_tokens": 2, "stream": stream}
+        reply = alphabet.post(path, **body)
+        assert reply.status_code == 200, reply.text
+        assert parse(reply.content) if stream else reply.json()
 
 
 def test_b17_typed_control_tokens_stay_text(alphabet: Any) -> None:

@@ -154,12 +154,16 @@ def test_b08_choices_of_one_seed_differ_and_repeat(hashed: Any) -> None:
     assert texts(n=4, seed=7) == four
     assert texts(seed=7) == four[:1]
     assert texts(seed=8) != four[:1]
+    again = hashed.complete(["Once", "Once", "Twice"], seed=7, temperature=1, max_tokens=16)["choices"]
+    assert [choice["text"] for choice in again[:2]] == four[:1] * 2, "each prompt of a list draws as it would alone"
+    assert again[2]["text"] != four[0]
     assert texts(seed=-9007199254740991) == texts(seed=-9007199254740991)
     chat = [
         hashed.chat([{"role": "user", "content": "Once"}], n=4, seed=7, temperature=1, max_tokens=16)["choices"]
         for _ in range(2)
     ]
     assert [choice["message"] for choice in chat[0]] == [choice["message"] for choice in chat[1]]
+    assert len({choice["message"]["content"] for choice in chat[0]}) == 4
 
 
 def test_b03_five_stops_and_a_thousand(alphabet: Any) -> None:
@@ -188,6 +192,7 @@ def test_b02_a_stop_across_tokens_never_leaks(
 
 @pytest.mark.parametrize("body", [
     {"max_tokens": 3, "stop": "D"}, {"max_tokens": 3, "stop_token_ids": [68]}, {"max_tokens": 3, "min_tokens": 2, "stop": "D"},
+    {"max_tokens": 3, "min_tokens": 3, "stop": "D"},
 ])  # fmt: skip
 def test_s30_stop_wins_over_length(alphabet: Any, text_of: Any, body: dict[str, Any]) -> None:
     whole = alphabet.complete("A", **body)
@@ -195,6 +200,45 @@ def test_s30_stop_wins_over_length(alphabet: Any, text_of: Any, body: dict[str, 
     assert whole["choices"][0]["finish_reason"] == events[-1]["choices"][0]["finish_reason"] == "stop"
     assert whole["choices"][0]["text"] == text_of(events) == "BC"
     assert whole["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_s30_what_was_held_back_for_a_stop_comes_out_at_the_length(alphabet: Any, text_of: Any, stream: bool) -> None:
+    body = {"prompt": "A", "max_tokens": 3, "stop": ["CDE", "BCDEF"]}
+    if stream:
+        events = alphabet.events(PATH, **body)
+        text, choice = text_of(events), events[-1]["choices"][0]
+    else:
+        choice = alphabet.complete(**body)["choices"][0]
+        text = choice["text"]
+    assert (text, choice["finish_reason"], choice["stop_reason"]) == ("BCD", "length", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "reason"),
+    [
+        ({}, "", None),
+        ({"skip_special_tokens": True}, "", None),
+        ({"skip_special_tokens": False}, "<|im_start|>" * 3, None),
+        ({"skip_special_tokens": False, "stop_token_ids": [257]}, "", 257),
+        ({"skip_special_tokens": False, "stop": "<|im_start|>"}, "", "<|im_start|>"),
+    ],
+)
+def test_s25_control_tokens_are_shown_only_when_asked_for(
+    alphabet: Any, text_of: Any, fields: dict[str, Any], text: str, reason: Any
+) -> None:
+    body = {"prompt": "A", "max_tokens": 3, "allowed_token_ids": [257], **fields}
+    choice = alphabet.complete(**body)["choices"][0]
+    assert choice["text"] == text_of(alphabet.events(PATH, **body)) == text
+    assert choice["stop_reason"] == reason
+
+
+def test_b17_control_tokens_in_a_plain_prompt_may_be_switched_off(alphabet: Any) -> None:
+    read, spelled = (
+        alphabet.complete("<|im_end|>A", max_tokens=1, parse_special_tokens=parse)["usage"]["prompt_tokens"]
+        for parse in (True, False)
+    )
+    assert (read, spelled) == (2, len("<|im_end|>A"))
 
 
 def test_b01_characters_of_several_tokens_stay_whole(echo: Any, text_of: Any) -> None:

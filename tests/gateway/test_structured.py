@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from typing import Any
 
 import jsonschema
@@ -96,6 +97,35 @@ def test_b15_a_form_that_cannot_be_compiled_is_400(
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert word in error["message"] and len(error["message"]) < 400
     assert error["message"].startswith(f"{param}: ")
+
+
+def test_b15_a_schema_may_refer_to_itself(hashed: Any) -> None:
+    link = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}
+    node = {
+        "type": "object",
+        "properties": {"value": {"type": "boolean"}, "next": link},
+        "required": ["value", "next"],
+        "additionalProperties": False,
+    }
+    schema = {"$ref": "#/$defs/node", "$defs": {"node": node}}
+    depths = set()
+    for seed in range(6):
+        value = json.loads(content(hashed, guided_json=schema, temperature=1.0, seed=seed))
+        jsonschema.validate(value, schema)
+        depths.add(str(value).count("value"))
+    assert len(depths) > 1
+
+
+def test_b15_nothing_is_fetched(hashed: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as canary:
+        canary.settimeout(0.3)
+        url = f"http://127.0.0.1:{canary.getsockname()[1]}/s.json"
+        for schema in ({"$ref": url}, {"type": "object", "properties": {"a": {"$ref": f"{url}#/a"}}}):
+            error = hashed.refused(CHAT, messages=HI, guided_json=schema)
+            assert url in error["message"]
+        assert content(hashed, guided_json={"$schema": url, "$id": url, "const": 7}) == "7"
+        with pytest.raises(TimeoutError):
+            canary.accept()
 
 
 def test_b15_large_forms_compile(hashed: Any) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from tests.gateway.stack import start_gateway
 
 FOUR_KEYS = {"message", "type", "param", "code"}
 
@@ -175,6 +176,22 @@ def test_s12_an_idle_connection_outlives_seventy_five_seconds() -> None:
     from dragoman_gateway.config import GatewaySettings
 
     assert GatewaySettings().keep_alive >= 75
+
+
+def test_s12_an_idle_connection_ends_when_it_was_said_to_and_not_before() -> None:
+    gateway, url = start_gateway("127.0.0.1:9", "--keep-alive", "1.2", "--header-timeout", "0.5")
+    try:
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=8) as connection:
+            connection.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                received += connection.recv(65536)
+            began = time.monotonic()
+            assert connection.recv(65536) == b""
+            assert time.monotonic() - began > 1.0
+    finally:
+        gateway.stop()
 
 
 def test_s12_a_connection_serves_many_requests(lonely_gateway: str) -> None:
