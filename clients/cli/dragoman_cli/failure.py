@@ -34,9 +34,13 @@ def missing_module(extra: str) -> str | None:
 
 
 def install_command(*extras: str) -> str:
-    """The command that installs extras. An environment made by uv, as `make up` makes one, has no pip of its own."""
-    pip = f"{sys.executable} -m pip install" if find_spec("pip") else f"uv pip install --python {sys.executable}"
-    return f"{pip} 'dragoman[{','.join(extras)}]'"
+    """The command that installs extras."""
+    return f"{pip_install()} 'dragoman[{','.join(extras)}]'"
+
+
+def pip_install() -> str:
+    """What installs into this environment. One made by uv, as `make up` makes one, has no pip of its own."""
+    return f"{sys.executable} -m pip install" if find_spec("pip") else f"uv pip install --python {sys.executable}"
 
 
 def require_extras(*extras: str, purpose: str) -> None:

@@ -16,6 +16,7 @@ from dragoman_agent.pal.found import SUPPORTED_KINDS, UNTESTED_KINDS
 from dragoman_agent.pal.host import Host
 from dragoman_agent.pal.pci import NVIDIA, PciGpu
 from dragoman_agent.pal.runtime import TORCH_FOR, Runtime
+from dragoman_cli.failure import pip_install
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,9 @@ def why_no_cuda(error: DriverCallError | ImportError, host: Host, cards: list[Pc
     if given is not None and "compute" not in given:
         return troubles.NO_COMPUTE_CAPABILITY.text(value=host.environ.get("NVIDIA_DRIVER_CAPABILITIES", ""))
     if isinstance(error, ImportError):
-        return _no_driver(host, cards) if error.name == "libcuda" else troubles.NO_BINDINGS.text()
+        return (
+            _no_driver(host, cards) if error.name == "libcuda" else troubles.NO_BINDINGS.text(pip_install=pip_install())
+        )
     _log_versions(host)
     closed = closed_node(host)
     if closed is not None:

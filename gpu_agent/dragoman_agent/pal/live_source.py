@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from dragoman_agent.pal.live import CPU_THRESHOLDS, GPU_THRESHOLDS, Sample, Thresholds
 from dragoman_agent.pal.profile import DeviceFacts
+from dragoman_cli.failure import install_command
 
 # For tests: the module to use as NVML, for a device of any kind.
 NVML_MODULE_VARIABLE = "DRAGOMAN_NVML_MODULE"
@@ -59,6 +60,4 @@ def load_nvml(module: str = "") -> Any:
     try:
         return importlib.import_module(module or "pynvml")
     except ImportError as error:
-        raise SourceGoneError(
-            f"NVML cannot be used ({error}); install the agent with `pip install dragoman[agent]`"
-        ) from None
+        raise SourceGoneError(f"NVML cannot be used ({error}); run: {install_command('agent')}") from None

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dragoman_agent.pal import troubles
+from dragoman_cli.failure import pip_install
 
 # First driver release for each CUDA major version on Linux (CUDA release notes, "minor version compatibility").
 _RELEASES = {11: 450, 12: 525, 13: 580}
@@ -75,7 +76,7 @@ def driver_problem(runtime: Runtime, driver_version: str) -> str:
     if runtime.cuda is None:
         return ""
     if not runtime.cuda:
-        return troubles.TORCH_WITHOUT_CUDA.text()
+        return troubles.TORCH_WITHOUT_CUDA.text(pip_install=pip_install())
     have, need = (int(version.partition(".")[0] or 0) for version in (driver_version, runtime.cuda))
     if have >= need:
         return ""

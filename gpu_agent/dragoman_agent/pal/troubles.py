@@ -58,7 +58,7 @@ NO_COMPUTE_CAPABILITY: Final = Trouble(
 NO_BINDINGS: Final = Trouble(
     "the package cuda-bindings is not installed",
     "the agent was installed for a platform without CUDA",
-    "install it: pip install 'dragoman[agent]'",
+    "install it: {pip_install} 'dragoman[agent]'",
 )
 HIDDEN: Final = Trouble(
     "hidden by CUDA_VISIBLE_DEVICES={value}",
@@ -88,7 +88,7 @@ DRIVER_TOO_OLD: Final = Trouble(
 TORCH_WITHOUT_CUDA: Final = Trouble(
     "the installed torch was built without CUDA",
     "a CPU-only torch was installed",
-    "install the torch for CUDA: pip install --force-reinstall torch",
+    "install the torch for CUDA: {pip_install} --force-reinstall torch",
 )
 TORCH_OF_ANOTHER_MAKER: Final = Trouble(
     "the installed torch was built for {built}, this card needs one for {needed}",

@@ -118,6 +118,6 @@ def test_uuids_are_spelt_as_nvml_spells_them() -> None:
 
 
 def test_a_module_that_is_not_there_is_a_clear_error() -> None:
-    with pytest.raises(SourceGoneError, match=r"no_such_nvml.*pip install"):
+    with pytest.raises(SourceGoneError, match=r"no_such_nvml.*pip install .*'dragoman\[agent\]'$"):
         load_nvml("no_such_nvml")
     assert load_nvml() is pynvml

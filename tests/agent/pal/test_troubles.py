@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from dragoman_agent.pal.runtime import Runtime
 from dragoman_agent.pal.select import NoDeviceError, choose_device
 from dragoman_agent.pal.torch_devices import TorchListError
 from dragoman_agent.pal.troubles import DRIVER_ANSWERS, Trouble
+from dragoman_cli import failure
 
 PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
 CATALOGUE = {name: value for name, value in vars(troubles).items() if isinstance(value, Trouble)} | dict(DRIVER_ANSWERS)
@@ -127,6 +129,16 @@ def test_the_message_is_what_the_machine_brings_forth(name: str, tmp_path: Path)
     expected = pattern(blanked(trouble.what)) + "; " + pattern(blanked(trouble.do))
     texts = said(MACHINES[name], tmp_path / "machine", runtime)
     assert any(re.search(rf"^(every card is )?{expected}$", text) for text in texts), texts
+
+
+@pytest.mark.parametrize("name", ["NO_BINDINGS", "TORCH_WITHOUT_CUDA"])
+@pytest.mark.parametrize(("has_pip", "command"), [(True, "-m pip install "), (False, "uv pip install --python ")])
+def test_what_installs_is_what_the_environment_has(
+    name: str, has_pip: bool, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure, "find_spec", lambda module: module if module == "pip" and has_pip else None)
+    [text] = said(MACHINES[name], tmp_path / "machine", RUNTIMES.get(name, CUDA_13))
+    assert command in text and sys.executable in text and ("-m pip" in text) is has_pip, text
 
 
 @pytest.mark.parametrize("name", ["NO_DRIVER", "PROHIBITED", "NARROW_LINK"])
