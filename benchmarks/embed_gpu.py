@@ -6,13 +6,12 @@ python -m benchmarks.embed_gpu [MODEL] [--repeats N] [--out FILE]      MODEL: a 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
 from pathlib import Path
 
-from benchmarks.gpu_setup import Result, environment, setup
+from benchmarks.gpu_setup import Result, keep, setup
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.engine.core import EngineCore
@@ -78,14 +77,9 @@ def main() -> None:
         result = embed(core, source.config.vocab_size, *case, options.repeats)
         result["predicted"] = predicted[case]
         results.append(result)
+        keep(options.out, options.model, here.profile.device.index, results, info=device.info)
         print(f"  {result['case']}: median {statistics.median(result['samples']):.0f} tokens/s; {result}", flush=True)  # type: ignore[arg-type]
     device.close()
-    if options.out:
-        body = {
-            "model": options.model, "device": here.profile.device.name, "info": device.info, "results": results,
-            **environment(here.profile.device.index),
-        }  # fmt: skip
-        options.out.write_text(json.dumps(body, indent=1, default=str))
 
 
 if __name__ == "__main__":

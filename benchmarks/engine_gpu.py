@@ -1,6 +1,6 @@
 """Decode, the 256-request benchmark and prefill of one model on a GPU, through the engine core in this process.
 
-python -m benchmarks.engine_gpu MODEL [--benches decode,nano,prefill] [--out FILE]
+python -m benchmarks.engine_gpu MODEL [--benches decode,nano,prefill] [--out FILE]      FILE is written anew with each result
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
 import random
 import statistics
 import time
 from pathlib import Path
 
-from benchmarks.gpu_setup import Result, environment, setup
+from benchmarks.gpu_setup import Result, keep, setup
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.engine.core import EngineCore
@@ -126,31 +125,27 @@ def main() -> None:
     gc.freeze()  # as the engine's process does once it serves
     results: list[Result] = []
     benches = options.benches.split(",")
+
+    def note(result: Result, predicted: float, text: str) -> None:
+        result["predicted"] = predicted
+        results.append(result)
+        print(f"  {text}", flush=True)
+        keep(options.out, options.model, profile.device.index, results, info=device.info)
+
     if "decode" in benches:
         for batch in map(int, options.batches.split(",")):
             result = decode(core, batch, 512 if batch == 1 else 256, options.repeats)
             predicted = plan.step_model.decode_step_seconds(batch, 128 + 128) * 1e3
-            result["predicted"] = predicted
-            results.append(result)
-            print(f"  decode b{batch}: {result} predicted {predicted:.2f} ms", flush=True)
+            note(result, predicted, f"decode b{batch}: {result} predicted {predicted:.2f} ms")
     if "nano" in benches:
         result = nano(core, options.repeats)
-        result["predicted"] = predict_nano(plan)
-        results.append(result)
-        print(f"  nano predicted {result['predicted']:.0f}")
+        predicted = predict_nano(plan)
+        note(result, predicted, f"nano predicted {predicted:.0f}")
     if "prefill" in benches:
         for batch, length in ((1, 8192), (16, 1024)):
             result = prefill(core, batch, length, options.repeats)
-            result["predicted"] = plan.step_model.prefill_tokens_per_second
-            results.append(result)
-            print(f"  prefill: {result}", flush=True)
+            note(result, plan.step_model.prefill_tokens_per_second, f"prefill: {result}")
     device.close()
-    if options.out:
-        body = {
-            "model": options.model, "device": profile.device.name, "info": device.info, "results": results,
-            **environment(profile.device.index),
-        }  # fmt: skip
-        options.out.write_text(json.dumps(body, indent=1, default=str))
 
 
 if __name__ == "__main__":

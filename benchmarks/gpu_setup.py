@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
@@ -124,6 +125,14 @@ def step_seconds(device: CudaDevice, batch: StepBatch, steps: int = 12) -> list[
 def median_step(device: CudaDevice, plan: Plan, batch: int, context: int) -> float:
     """Median device seconds of a decode step."""
     return statistics.median(step_seconds(device, decode_batch(plan, batch, context)))
+
+
+def keep(path: Path | None, model: str, index: int, results: Sequence[Result], **more: object) -> None:
+    """What was measured so far on card `index`, for `benchmarks.record_gpu`: a run that is ended has it. No `path`, no file."""
+    if path is not None:
+        body = {"model": model, **more, "results": list(results), **environment(index)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(body, indent=1, default=str) + "\n")
 
 
 def environment(index: int) -> dict[str, object]:

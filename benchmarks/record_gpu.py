@@ -1,7 +1,8 @@
 """Records what was measured on a GPU machine: python -m benchmarks.record_gpu [--commit HASH] OUT/*.json
 
-Takes the raw results of `engine_gpu`, `embed_gpu`, `load_gpu`, `pal_gpu`, `small_card` and of `tests/gpu/check_probe.py`. A GPU machine need
-not have the repository's history: --commit says which one its files were.
+Takes the raw results of `engine_gpu`, `embed_gpu`, `load_gpu`, `start_gpu`, `pal_gpu`, `small_card`, `quote`, `tiers` and of
+`tests/gpu/check_probe.py`; other files that lie there are named and left. A GPU machine need not have the repository's history:
+--commit says which one its files were.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +140,25 @@ def probe_records(body: dict[str, Any]) -> list[record.Record]:
     return made
 
 
+def bodies_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """What the files hold, but for those that are no raw results, such as a card's kernel times or the verdicts of checks."""
+    bodies = []
+    for path in paths:
+        body = json.loads(path.read_text())
+        if "results" in body or "full_0" in body:
+            bodies.append(body)
+        else:
+            print(f"left: {path} holds no raw results of a benchmark")
+    return bodies
+
+
 def main() -> None:
     """Read every file named and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--commit", help="full name of the commit whose files were measured")
     options = parser.parse_args()
-    bodies = [json.loads(path.read_text()) for path in options.files]
+    bodies = bodies_of(options.files)
     made = [entry for body in bodies for entry in (probe_records(body) if "full_0" in body else records_of(body))]
     if options.commit:
         made = [{**entry, "commit": options.commit} for entry in made]

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, environment, step_seconds, tuned
+from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, keep, step_seconds, tuned
 from benchmarks.plan_quality import prefill_batch
 
 from dragoman_agent.device.base import StepBatch
@@ -57,8 +57,8 @@ def show(here: Setup, whole: Plan) -> None:
             print(f"  {field.name}: own {str(own)[:160]}, whole {str(other)[:160]}")
 
 
-def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> dict[str, dict[str, list[float]]]:
-    """Tokens a second by case and plan, a sample a turn; every second turn goes backwards."""
+def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Tokens a second by case and plan, after each turn: a sample a turn, every second one goes backwards."""
     small = {label: replace(plan, num_blocks=KV_TOKENS // plan.page_size + 1, max_context_tokens=4096) for label, plan in plans.items()}  # fmt: skip
     devices = {label: loaded.device(plan) for label, plan in small.items()}
     found: dict[str, dict[str, list[float]]] = {}
@@ -74,13 +74,26 @@ def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> dict[str, dict
                 time(f"decode-b{batch}-c{context}", label, batch, step, 8)
             chunk = min(small[label].max_batch_tokens, PROMPT_TOKENS)
             time("prefill", label, chunk, prefill_batch(small[label], here.source.config, chunk), 4)
+        yield found
     for device in devices.values():
         device.close()
-    return found
+
+
+def results_of(found: dict[str, dict[str, list[float]]]) -> list[Result]:
+    """The small card's own plan over the whole card's, by case."""
+    results: list[Result] = []
+    for case, by_plan in found.items():
+        own, base = (statistics.median(by_plan[label]) for label in ("own", "whole"))
+        results.append(
+            {"bench": "small_card", "case": case, "metric": "own_plan_over_whole", "predicted": 1.05,
+             "note": f"{own / base:.3f}: own plan {own:.0f}, whole card's plan {base:.0f} tokens/s",
+             "samples": [a / b for a, b in zip(by_plan["own"], by_plan["whole"], strict=True)]}
+        )  # fmt: skip
+    return results
 
 
 def main() -> None:
-    """Print a line a case; `--out` gets the raw results."""
+    """Print a line a case; `--out` gets the raw results, anew with each turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--profile", default="h200", help="of the whole card")
@@ -90,21 +103,13 @@ def main() -> None:
     here = tuned([options.model])[options.model]
     whole = whole_plan(here, options.profile, options.whole_timings)
     show(here, whole)
-    found = rates(Loaded(here.source), here, {"own": here.plan, "whole": whole})
+    path = None if options.out is None else options.out / f"small_card-{options.model}.json"
     results: list[Result] = []
-    for case, by_plan in found.items():
-        own, base = (statistics.median(by_plan[label]) for label in ("own", "whole"))
-        note = f"own plan {own:.0f}, whole card's plan {base:.0f} tokens/s"
-        print(f"  {case}: {own / base:.3f} ({note})", flush=True)
-        results.append(
-            {"bench": "small_card", "case": case, "metric": "own_plan_over_whole", "note": note, "predicted": 1.05,
-             "samples": [a / b for a, b in zip(by_plan["own"], by_plan["whole"], strict=True)]}
-        )  # fmt: skip
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        body = {"model": options.model, "device": here.profile.device.name, "results": results}
-        body.update(environment(here.profile.device.index))
-        (options.out / f"small_card-{options.model}.json").write_text(json.dumps(body, indent=1))
+    for found in rates(Loaded(here.source), here, {"own": here.plan, "whole": whole}):
+        results = results_of(found)
+        keep(path, options.model, here.profile.device.index, results)
+    for result in results:
+        print(f"  {result['case']}: {result['note']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,12 @@ async def first_token(address: str) -> None:
 
 
 def main() -> None:
-    """Print a line a start and the medians of the parts; `--out` gets the raw results."""
+    """Print a line a start and the medians of the parts; `--out` gets the raw results, anew with each round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="qwen3-0.6b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="on a machine with a card")
     options = parser.parse_args()
     found: dict[str, list[tuple[float, dict[str, float]]]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
@@ -82,22 +82,25 @@ def main() -> None:
                         shutil.rmtree(caches / name, ignore_errors=True)
                 found[kind].append(start(model, options.device, caches))
                 print(f"  {kind}: {found[kind][-1][0]:.2f} s", flush=True)
+            if options.out is not None:
+                from benchmarks.gpu_setup import keep
+
+                keep(options.out, options.model, 0, results_of(found))
+    for result in results_of(found):
+        print(f"{result['case']}: median {statistics.median(result['samples']):.2f} s ({result['note']})", flush=True)
+
+
+def results_of(found: Mapping[str, Sequence[tuple[float, dict[str, float]]]]) -> list[dict[str, Any]]:
+    """Of the starts so far, by kind: seconds to the first token, with the medians of the parts."""
     results: list[dict[str, Any]] = []
     for kind, starts in found.items():
         parts = {name: statistics.median(each.get(name, 0.0) for _, each in starts) for name in starts[0][1]}
         note = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.items())
-        print(f"{kind}: median {statistics.median(total for total, _ in starts):.2f} s ({note})", flush=True)
         results.append(
             {"bench": "start", "case": kind, "metric": "seconds_to_first_token", "predicted": PREDICTED[kind], "note": note,
              "samples": [total for total, _ in starts]}
         )  # fmt: skip
-    if options.out:
-        body: dict[str, Any] = {"model": options.model, "results": results}
-        if options.device == "cuda":
-            from benchmarks.gpu_setup import environment
-
-            body |= environment(0)
-        options.out.write_text(json.dumps(body, indent=1) + "\n")
+    return results
 
 
 def model_files(name: str, device: str, folder: Path) -> str:

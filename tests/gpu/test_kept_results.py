@@ -1,0 +1,119 @@
+"""A benchmark that is ended on a GPU machine has kept what it had measured, as `benchmarks.record_gpu` takes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from benchmarks import embed_gpu, engine_gpu, gpu_setup, record_gpu, small_card, start_gpu
+
+SAMPLES = [1.0, 1.1, 1.2]
+
+
+class EndedError(Exception):
+    """The time is over."""
+
+
+class NoDevice:
+    def __init__(self) -> None:
+        self.info = {"road": "none"}
+
+    def load(self, *_: object) -> None:
+        pass
+
+
+def until_over(values: Iterable[Any]) -> Iterator[Any]:
+    yield from values
+    raise EndedError
+
+
+def giving(*values: Any) -> Callable[..., Any]:
+    """Each call gives the next value, then the time is over."""
+    left = until_over(values)
+    return lambda *_: next(left)
+
+
+Results = list[dict[str, Any]]
+Kept = Callable[..., Results]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kept:
+    """Runs a benchmark, whose parts are what is given, until the time is over; the results in `file` under --out."""
+    card = {"device": "a card", "driver": "1", "clocks_mhz": [1, 2], "versions": {"torch": "2"}}
+    monkeypatch.setattr(gpu_setup, "environment", lambda index: card)
+    steps = SimpleNamespace(decode_step_seconds=lambda *_: 1.0, prefill_seconds=lambda *_: 1.0)
+    here = SimpleNamespace(
+        source=SimpleNamespace(config=SimpleNamespace(vocab_size=9)),
+        profile=SimpleNamespace(device=SimpleNamespace(index=0)),
+        plan=SimpleNamespace(step_model=steps, max_batch_tokens=4096),
+    )
+
+    def run(module: ModuleType, parts: dict[str, Any], file: str, *arguments: str) -> Results:
+        usual = {
+            "setup": lambda _: here,
+            "tuned": lambda _: {"m": here},
+            "CudaDevice": NoDevice,
+            "run": lambda *_: None,
+        }
+        usual["build_core"] = lambda *_: None
+        for name, part in {**{name: one for name, one in usual.items() if hasattr(module, name)}, **parts}.items():
+            monkeypatch.setattr(module, name, part)
+        out = tmp_path / "new" / file
+        monkeypatch.setattr(
+            sys, "argv", ["-", "m", *arguments, "--out", str(out.parent if module is small_card else out)]
+        )
+        with pytest.raises(EndedError):
+            module.main()
+        (body,) = record_gpu.bodies_of([out])
+        assert len(record_gpu.records_of(body)) == len(body["results"]) > 0
+        results: Results = body["results"]
+        return results
+
+    return run
+
+
+def result(bench: str, case: str, metric: str) -> dict[str, Any]:
+    return {"bench": bench, "case": case, "metric": metric, "samples": SAMPLES, "note": ""}
+
+
+def test_engine(kept: Kept) -> None:
+    (one,) = kept(engine_gpu, {"decode": giving(result("decode", "b1", "ms_per_step"))}, "qwen.json")
+    assert one["case"] == "b1" and one["predicted"] == 1e3
+
+
+def test_embeddings(kept: Kept) -> None:
+    found = [result("embed", case, "tokens_per_second") for case in ("512x128", "64x512")]
+    assert [one["case"] for one in kept(embed_gpu, {"embed": giving(*found)}, "embed.json")] == ["512x128", "64x512"]
+
+
+def test_small_card(kept: Kept) -> None:
+    turns = until_over([{"prefill": {"own": [2.0, 3.0, 4.0], "whole": [1.0, 2.0, 2.0]}}])
+    nothing: Callable[..., None] = lambda *_: None
+    parts = {"rates": lambda *_: turns, "Loaded": nothing, "whole_plan": nothing, "show": nothing}
+    (one,) = kept(small_card, parts, "small_card-m.json")
+    assert one["samples"] == [2.0, 1.5, 2.0] and one["note"].startswith("1.500: own plan 3, whole card's plan 2")
+
+
+def test_start(kept: Kept) -> None:
+    """Three rounds, and ended in the fourth."""
+    starts = [(float(n), {"agent listens": 0.5 + n}) for n in range(1, 11)]
+    results = kept(start_gpu, {"start": giving(*starts)}, "start.json", "--device", "null", "--rounds", "5")
+    assert [(one["case"], one["samples"]) for one in results] == [
+        ("first", [1.0, 4.0, 7.0]), ("cold", [2.0, 5.0, 8.0]), ("warm", [3.0, 6.0, 9.0]),
+    ]  # fmt: skip
+    assert results[0]["note"] == "agent listens 4.50 s"
+
+
+def test_files_that_are_no_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, body in (("timings", {"seconds": {}}), ("checks", {"sticky": {}}), ("embed", {"results": []})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(body))
+    assert record_gpu.bodies_of(sorted(tmp_path.iterdir())) == [{"results": []}]
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == [
+        str(tmp_path / "checks.json"), str(tmp_path / "timings.json"),
+    ]  # fmt: skip
