@@ -94,8 +94,7 @@ def test_embeddings(kept: Kept) -> None:
 
 def test_small_card(kept: Kept) -> None:
     turns = until_over([{"prefill": {"own": [2.0, 3.0, 4.0], "whole": [1.0, 2.0, 2.0]}}])
-    nothing: Callable[..., None] = lambda *_: None
-    parts = {"rates": lambda *_: turns, "Loaded": nothing, "whole_plan": nothing, "show": nothing}
+    parts = dict.fromkeys(("Loaded", "whole_plan", "show"), lambda *_: None) | {"rates": lambda *_: turns}
     (one,) = kept(small_card, parts, "small_card-m.json")
     assert one["samples"] == [2.0, 1.5, 2.0] and one["note"].startswith("1.500: own plan 3, whole card's plan 2")
 
