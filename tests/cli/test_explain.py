@@ -51,6 +51,12 @@ def test_one_subject_of_a_running_agent(dragoman: Dragoman, agent: str) -> None:
     assert told["model"] == "null"
 
 
+def test_an_agent_of_the_environment_is_there_for_other_commands_too(dragoman: Dragoman, agent: str) -> None:
+    environ = {"DRAGOMAN_AGENT": agent, "DRAGOMAN_AGENT_ID": "vm", "DRAGOMAN_CONTROLLER": "127.0.0.1:1"}
+    assert dragoman("explain", "--why", "page-size", environ=environ).returncode == 0
+    assert dragoman("explain", *OFFLINE, "--why", "page-size", environ=environ).returncode == 0
+
+
 def test_offline_says_that_the_profile_was_named(dragoman: Dragoman) -> None:
     done = dragoman("explain", *OFFLINE)
     assert done.returncode == 0, done.stderr
@@ -86,6 +92,12 @@ def test_offline_a_plan_is_explained_as_it_was_asked_for(dragoman: Dragoman) -> 
         (("--pal", "off"), ("belong to a plan made here", "add --model"), 2),
         (("--deterministic",), ("--deterministic and --pal belong to a plan made here", "add --model"), 2),
         (("--kv-dtype", "fp8"), ("--kv-dtype", "belong to a plan made here"), 2),
+        (("--agent", ""), ("--agent: the address '' has no port: give host:port",), 2),
+        (("--agent", "localhost"), ("--agent: the address 'localhost' has no port: give host:port",), 2),
+        (("--agent-id", "a"), ("--agent-id has no effect without TLS", "certificate", "set DRAGOMAN_TLS_CERT"), 2),
+        (("--controller", "a:1"), ("--controller has no effect here", "only --request asks"), 2),
+        (("--agent", "a:1", *OFFLINE), ("--agent has no effect here", "a plan that is made here"), 2),
+        (("--agent-id", "a", "--request", "b"), ("--agent-id has no effect here", "by the controller"), 2),
         (("--agent", "127.0.0.1:1"), ("cannot reach the agent at 127.0.0.1:1", "dragoman ps"), 1),
         (("--profile", "rtx4060-laptop", "--model", "qwen3-8b"), ("there is no plan to explain", "does not fit"), 1),
     ],

@@ -82,16 +82,33 @@ def test_cards_are_planned_without_having_them(dragoman: Dragoman) -> None:
     ("arguments", "words"),
     [
         (("--compare", "best"), "known are dragoman, random, least-loaded, oracle"),
-        (("--fleet", "rtx4090"), "write NAME:COUNT"),
-        (("--fleet", "rtx4099:1"), "no profile"),
         (("--burst", "many@3"), "COUNT@SECONDS"),
         (("--fault", "kill:agent-00099@3"), "agent-00000 to agent-00005"),
-        (("--policy", "absent.toml"), "absent.toml"),
-        (("--trace", "absent.jsonl"), "absent.jsonl"),
+        (("--policy", "absent.toml"), "absent.toml cannot be read: No such file or directory"),
         (("--cell-agents", "1000"), "1 to 256"),
         (("--burstiness", "2"), "burstiness is 2"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(dragoman: Dragoman, arguments: tuple[str, ...], words: str) -> None:
     done = dragoman("simulate", *SMALL, *arguments)
-    assert_error(done, words, code=1 if "absent" in words or "profile" in words else 2)
+    assert_error(done, words, code=1 if "absent" in words else 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (("--fleet", "rtx4090"), "write NAME:COUNT", 2),
+        (("--fleet", "rtx4099:1"), "no profile", 1),
+        (("--trace", "absent.jsonl"), "absent.jsonl cannot be read: No such file or directory", 1),
+        (("--trace", "/"), "/ cannot be read: Is a directory", 1),
+        (("--trace", "absent.jsonl", "--requests", "5"), "--requests has no effect here", 2),
+        (("--trace", "absent.jsonl", "--prefix-share", "0.5"), "--prefix-share has no effect here", 2),
+        (("--rate", "5", "--load", "0.5"), "--load has no effect here", 2),
+        (("--fleet", "l4:1", "--agents", "5"), "--agents has no effect here", 2),
+        (("--model", "qwen3-8b"), "--model has no effect here", 2),
+    ],
+)
+def test_what_has_no_effect_beside_another_option_is_refused(
+    dragoman: Dragoman, arguments: tuple[str, ...], words: str, code: int
+) -> None:
+    assert_error(dragoman("simulate", *arguments), words, code=code)

@@ -69,8 +69,9 @@ def test_explain_says_what_is_missing(cell: Cell, dragoman: Dragoman) -> None:
     for arguments in ((), ("--agent-id", "another")):
         done = dragoman("explain", "--agent", cell.agent, *arguments, environ=cell.environ)
         assert_error(done, "its certificate is not for this name", "an agent's its agent id")
+    assert_error(dragoman("explain", "--agent", cell.agent), "see the --tls flags")
     done = dragoman("explain", "--agent", cell.agent, "--agent-id", "agent-of-tls")
-    assert_error(done, "see the --tls flags")
+    assert_error(done, "--agent-id has no effect without TLS", "set DRAGOMAN_TLS_CERTIFICATE", code=2)
     half = {"DRAGOMAN_TLS_CERTIFICATE": cell.environ["DRAGOMAN_TLS_CERTIFICATE"]}
     assert_error(dragoman("explain", "--agent", cell.agent, environ=half), "TLS needs all three of")
 

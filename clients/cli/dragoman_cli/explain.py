@@ -16,6 +16,7 @@ from dragoman_cli.explain_request import explain_request
 from dragoman_cli.failure import Failure
 from dragoman_cli.plan_text import newest, paragraph
 from dragoman_cli.planning import Request, plan_offline
+from dragoman_cli.typed import is_typed, refuse_typed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -25,6 +26,7 @@ DEFAULT_CONTROLLER = "127.0.0.1:50050"
 
 @app.command()
 def explain(
+    settings: typer.Context,
     why: Annotated[str, typer.Option("--why", help="One subject, such as page-size, with its history.")] = "",
     agent: Annotated[
         str, typer.Option("--agent", envvar="DRAGOMAN_AGENT", help="Address of a running agent.")
@@ -64,9 +66,14 @@ def explain(
                 remedy="ask for one of the two",
                 exit_code=2,
             )
+        refuse_typed(settings, ("agent", "agent_id"), "a placement is explained by the controller")
         explain_request(request_id, controller, as_json)
         return
     offline = bool(profile or model)
+    if offline:
+        refuse_typed(settings, ("agent", "agent_id", "controller"), "nobody is asked for a plan that is made here")
+    else:
+        refuse_typed(settings, ("controller",), "only --request asks the controller")
     if offline and not model:
         raise Failure("--profile alone is no plan", "a plan is of a model", "add --model NAME", exit_code=2)
     if not offline and (context or concurrency or deterministic or kv_dtype != "auto" or pal != "on"):
@@ -87,12 +94,29 @@ def explain(
             raise Failure(f"there is no plan to explain: {planned.outlook.problem}", remedy=help_)
         held = planned.to_message()
     else:
+        _check_agent(settings, agent)
         held = asyncio.run(_ask(agent, agent_id))
     decisions = _about(why, held.decisions)
     if as_json:
         print(_to_json(held, decisions))
     else:
         _show(held, decisions)
+
+
+def _check_agent(settings: typer.Context, agent: str) -> None:
+    """Refuses what could not be dialled, and an id that nothing would be held against. Raises Failure."""
+    from dragoman.address import address_problem
+    from dragoman.tls import environment_credentials
+
+    if problem := address_problem(agent):
+        raise Failure(f"--agent: the address {agent!r} {problem}", exit_code=2)
+    if is_typed(settings, "agent_id") and environment_credentials() is None:
+        raise Failure(
+            "--agent-id has no effect without TLS",
+            "it is held against the agent's certificate, and there is none",
+            "set DRAGOMAN_TLS_CERTIFICATE, DRAGOMAN_TLS_KEY and DRAGOMAN_TLS_CA, or leave --agent-id out",
+            exit_code=2,
+        )
 
 
 async def _ask(agent: str, agent_id: str) -> Any:

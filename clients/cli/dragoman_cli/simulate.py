@@ -20,6 +20,7 @@ from rich.text import Text
 
 from dragoman_cli.console import make_console
 from dragoman_cli.failure import Failure, require_extras
+from dragoman_cli.typed import refuse_typed
 
 if TYPE_CHECKING:
     from dragoman_controller.policy import Policy
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _DEFAULT_AGENTS = 64
+# What requests are drawn from, where no trace gives them.
+_DRAWN = (
+    "requests", "load", "rate", "burstiness", "tenants", "tenant_skew", "hog", "prompt", "output", "prefixes", "prefix_share",
+    "burst",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class _Variant:
 
 @app.command()
 def simulate(
+    context: typer.Context,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", help="JSONL, one request a line; left out, requests are drawn from --seed."),
@@ -101,6 +108,14 @@ def simulate(
 ) -> None:
     """Run admission, placement and quotes against simulated agents in virtual time; compare policies and placements."""
     require_extras("controller", purpose="dragoman simulate")
+    if trace is not None:
+        refuse_typed(context, _DRAWN, "requests come from --trace, none are drawn")
+    if rate is not None:
+        refuse_typed(context, ("load",), "--rate says how many requests come")
+    if fleet:
+        refuse_typed(context, ("agents", "spread"), "the agents are those of --fleet")
+    else:
+        refuse_typed(context, ("model",), "no card is planned without --fleet")
     from dragoman_controller.simulate.cell_run import CellSettings
     from dragoman_controller.simulate.faults import parse_fault
     from dragoman_controller.simulate.report import figures
@@ -225,6 +240,8 @@ def _told() -> Iterator[None]:
     """A value that cannot be used, in words."""
     try:
         yield
+    except OSError as error:
+        raise Failure("this cannot be simulated", f"{error.filename} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise Failure(
             "this cannot be simulated", str(error), "`dragoman simulate --help` shows the options", exit_code=2
