@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
 #   benchmarks/gpu.sh OUT [probe|checks|speed|pal|quote|start|tiers] [MODEL...]
-# The raw results and logs go to OUT/GROUP.tar, packed anew after each part; benchmarks.record_gpu records the *.json in it.
+# The raw results and logs go to OUT/GROUP.tar, packed anew every few seconds and at the end, so that a machine that is taken
+# away has left them; benchmarks.record_gpu records the *.json in it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?a folder for the raw results}
@@ -11,8 +12,13 @@ models=${*:-qwen3-0.6b llama-3.2-1b qwen3-8b}
 export PYTHONPATH=".:benchmarks:tests/gpu:clients/python:clients/text:clients/cli:controller:gpu_agent:kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 work=$(mktemp -d)
 failed=0
-pack() { mkdir -p "$out" && tar -cf "$out/$group.tar" -C "$work" .; }
-run() { echo "== $*"; timeout "${LIMIT:-280}" "$@" || { echo "FAILED ($?): $*"; failed=1; }; pack; }
+pack() { mkdir -p "$out" && tar -cf "$out/.$group.$BASHPID" -C "$work" . ; mv "$out/.$group.$BASHPID" "$out/$group.tar"; }
+# Without our output: who reads it waits until nobody has it any more.
+(while sleep "${PACK_SECONDS:-15}"; do pack; done) < /dev/null &> /dev/null &
+packer=$!
+# The last one by us: the packer may have begun its own before the last result came.
+trap 'kill $packer; wait $packer; pack; rm -rf "$work" "$out/.$group."*' EXIT
+run() { echo "== $*"; timeout "${LIMIT:-280}" "$@" || { echo "FAILED ($?): $*"; failed=1; }; }
 if [ "$group" = checks ]; then
   LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --seconds 500
 elif [ "$group" = probe ]; then
