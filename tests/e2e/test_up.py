@@ -169,6 +169,26 @@ def test_with_the_embedded_model(up, embedded_model_path: Path) -> None:
     run.assert_nothing_left()
 
 
+def test_a_model_without_a_chat_template_serves_plain_prompts(up, embedded_model_path: Path, tmp_path: Path) -> None:
+    model = tmp_path / "base.gguf"
+    model.write_bytes(
+        embedded_model_path.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templatX", 1)
+    )
+    run: Run = up("--device=cpu", f"--model={model}", *FREE_PORTS)
+    run.wait_for("Ctrl-C stops everything.", 120)
+    assert "no chat" in run.out and "this model has no chat template" in " ".join(run.out.split()), run.out
+    command = curl_of(run)
+    assert "/v1/completions " in command and '"prompt": ' in command
+    pasted = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert pasted.stdout.count('"text":') > 10 and pasted.stdout.endswith("data: [DONE]\n\n"), pasted.stdout
+    found = re.search(r"http://[\d.:]+(?=/v1/)", command)
+    assert found is not None
+    (listed,) = httpx.get(f"{found[0]}/v1/models").json()["data"]
+    assert listed["capabilities"] == {"completion": True, "chat": False, "embeddings": True}
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(6) == 0
+
+
 def test_json_summary_config_file_and_sigterm(up, tmp_path: Path) -> None:
     config = tmp_path / "dragoman.toml"
     config.write_text('[up]\ndevice = "null"\n[gateway]\napi_key = "secret"\n[agent]\nserved_model_name = ["tiny"]\n')

@@ -174,6 +174,7 @@ def test_arguments_in_a_string_become_an_object() -> None:
 
 def test_without_a_template_the_error_says_how_to_set_one() -> None:
     chat = ChatTemplate(dataclasses.replace(FILES, chat_template=None))
+    assert ChatTemplate(FILES).is_given and not chat.is_given
     with pytest.raises(TemplateError, match=r"no chat template.*tokenizer.chat_template.*chat_template.jinja"):
         chat.render(USER)
 

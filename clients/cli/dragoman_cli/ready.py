@@ -13,6 +13,7 @@ from typing import Any
 from dragoman_cli.failure import Failure
 
 _PROOF_SECONDS = 30.0
+_PROMPT = "Once upon a time"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -37,6 +38,7 @@ class Summary:
     num_kv_tokens: int
     max_num_seqs: int
     sampling_defaults: str
+    chat_problem: str
     http_url: str
     controller: str
     agent: str
@@ -50,44 +52,65 @@ class Summary:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
-def build_curl(http_url: str, model: str, *, with_key: bool = False) -> str:
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came through the gateway."""
+
+    first_token: str
+    chat_problem: str = ""  # why the model takes plain prompts only, as one without a chat template does
+
+
+def build_curl(http_url: str, model: str, *, with_key: bool = False, with_chat: bool = True) -> str:
     """A command to paste that streams an answer. A key is named by its variable, never shown."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hello! Who are you?"}],
-        "max_tokens": 64,
-        "stream": True,
-    }
+    asked: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "Hello! Who are you?"}]} if with_chat else {"prompt": _PROMPT}
+    )
+    body = {"model": model, **asked, "max_tokens": 64, "stream": True}
     key = ' -H "Authorization: Bearer $DRAGOMAN_API_KEY"' if with_key else ""
     data = shlex.quote(json.dumps(body))
-    return f"curl -sN {http_url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {data}"
+    path = "chat/completions" if with_chat else "completions"
+    return f"curl -sN {http_url}/v1/{path} -H 'Content-Type: application/json'{key} -d {data}"
 
 
-async def prove_token(host: str, port: int, model: str, api_key: str = "") -> str:
-    """Asks the gateway for one token until it comes, and returns its text. Raises Failure after 30 s or a final refusal."""
+async def prove_token(host: str, port: int, model: str, api_key: str = "") -> Proof:
+    """Asks the gateway for one token until it comes; one of a plain prompt where the model cannot lay out a chat.
+
+    Raises Failure after 30 s or a final refusal.
+    """
     deadline = time.monotonic() + _PROOF_SECONDS
+    chat_problem = ""
     while True:
-        status, body = await asyncio.to_thread(_ask, host, port, model, api_key, deadline - time.monotonic())
+        status, body = await asyncio.to_thread(
+            _ask, host, port, model, api_key, deadline - time.monotonic(), not chat_problem
+        )
         if status == 200:
             usage = body.get("usage") or {}
             if usage.get("completion_tokens", 0) < 1:
                 raise Failure("the gateway answered without a token", json.dumps(body)[:300])
-            return str(body["choices"][0]["message"].get("content") or "")
+            choice = body["choices"][0]
+            return Proof(str(choice["text"] if chat_problem else choice["message"].get("content") or ""), chat_problem)
+        error = body.get("error") or {}
+        message = str(error.get("message") or json.dumps(body)[:300])
+        if status == 400 and error.get("code") == "template_error" and not chat_problem:
+            chat_problem = message
+            continue
         # The gateway may not have heard of the agent yet; anything else will not change by waiting.
         if status not in (0, 404, 429, 503) or time.monotonic() > deadline:
-            message = (body.get("error") or {}).get("message") or json.dumps(body)[:300]
-            raise Failure(f"no token came through the gateway (HTTP {status})", str(message))
+            raise Failure(f"no token came through the gateway (HTTP {status})", message)
         await asyncio.sleep(0.1)
 
 
-def _ask(host: str, port: int, model: str, api_key: str, timeout: float) -> tuple[int, dict[str, Any]]:
-    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0}
+def _ask(host: str, port: int, model: str, api_key: str, timeout: float, with_chat: bool) -> tuple[int, dict[str, Any]]:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]} if with_chat else {"prompt": _PROMPT}
+    body = {"model": model, **asked, "max_tokens": 1, "temperature": 0}
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     connection = http.client.HTTPConnection(host, port, timeout=max(timeout, 0.1))
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        connection.request(
+            "POST", "/v1/chat/completions" if with_chat else "/v1/completions", json.dumps(body), headers
+        )
         response = connection.getresponse()
         answer = json.loads(response.read() or b"{}")
         return response.status, answer if isinstance(answer, dict) else {}

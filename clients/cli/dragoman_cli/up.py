@@ -195,7 +195,7 @@ class Up:
         host, port = addresses["http"].rsplit(":", 1)
         model = str(info.get("model") or facts["model"])
         key = gateway_key(self._resolved.path)
-        first_token = await prove_token(host.strip("[]"), int(port), model, key)
+        proof = await prove_token(host.strip("[]"), int(port), model, key)
         facts["model"] = model
         facts["weight_bytes"] = facts["weight_bytes"] or int(info.get("weight_bytes", 0))
         url = f"http://{addresses['http']}"
@@ -204,13 +204,14 @@ class Up:
             **facts,
             num_parameters=int(info.get("num_parameters", 0)),
             sampling_defaults=str(info.get("sampling_defaults", "")),
+            chat_problem=proof.chat_problem,
             http_url=url,
             controller=addresses["controller"],
             agent=addresses["agent"],
             metrics_urls=tuple(f"http://{address}/metrics" for address in metrics if address),
-            first_token=first_token,
+            first_token=proof.first_token,
             elapsed_seconds=round(time.monotonic() - self._began, 2),
-            curl=build_curl(url, model, with_key=bool(key)),
+            curl=build_curl(url, model, with_key=bool(key), with_chat=not proof.chat_problem),
         )
 
     def _child_environ(self) -> dict[str, str]:
@@ -264,6 +265,7 @@ def _box_rows(summary: Summary) -> list[tuple[str, str]]:
         ("context", f"{summary.max_context_tokens:,} tokens"),
         ("KV cache", f"{summary.num_kv_tokens:,} tokens, up to {summary.max_num_seqs} sequences at once"),
         ("defaults", summary.sampling_defaults),
+        *([("no chat", summary.chat_problem)] if summary.chat_problem else []),
         ("OpenAI API", f"{summary.http_url}/v1"),
         ("gRPC", f"controller {summary.controller}, agent {summary.agent}"),
         ("metrics", "  ".join(summary.metrics_urls)),

@@ -21,7 +21,8 @@ _RETRY_SECONDS = "2"
 
 async def models(request: Request, backend: Backend) -> Response:
     """GET /v1/models."""
-    entries = {model.model: _model_entry(member, model) for member, model in reversed(list(backend.fleet.served()))}
+    served = reversed(list(backend.fleet.served()))
+    entries = {model.model: _model_entry(backend, member, model) for member, model in served}
     return json_reply({"object": "list", "data": [entries[name] for name in sorted(entries)]})
 
 
@@ -30,7 +31,7 @@ async def model(request: Request, backend: Backend) -> Response:
     wanted = request.path_params["id"]
     for member, served in backend.fleet.served():
         if served.model == wanted:
-            return json_reply(_model_entry(member, served))
+            return json_reply(_model_entry(backend, member, served))
     raise backend.models.not_served(wanted)
 
 
@@ -101,7 +102,8 @@ def state_name(state: int) -> str:
     return values[state].name.removeprefix("AGENT_STATE_").lower() if state in values else f"unknown_{state}"
 
 
-def _model_entry(member: Any, model: agent_pb2.ServedModel) -> dict[str, Any]:
+def _model_entry(backend: Backend, member: Any, model: agent_pb2.ServedModel) -> dict[str, Any]:
+    text = backend.models.known(model)
     return {
         "id": model.model,
         "object": "model",
@@ -110,7 +112,7 @@ def _model_entry(member: Any, model: agent_pb2.ServedModel) -> dict[str, Any]:
         "max_model_len": model.max_context_tokens,
         "context_window": model.max_context_tokens,
         "digest": model.model_digest.hex(),
-        "capabilities": {"completion": True, "chat": True, "embeddings": True},
+        "capabilities": {"completion": True, "chat": text is None or text.template.is_given, "embeddings": True},
     }
 
 

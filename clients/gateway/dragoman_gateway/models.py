@@ -121,6 +121,11 @@ class Models:
             task = self._texts[key] = asyncio.ensure_future(self._fetch_from_any(name, holders))
         return await asyncio.shield(task)
 
+    def known(self, model: agent_pb2.ServedModel) -> ModelText | None:
+        """What was fetched of a served model; None before that, which is soon after its agent joined."""
+        task = self._texts.get((model.model, model.model_digest))
+        return task.result() if task and task.done() and not task.cancelled() and task.exception() is None else None
+
     def prefetch(self, member: Member) -> None:
         """Fetch what a new agent serves before the first request asks for it."""
         for model in member.agent.models:

@@ -37,6 +37,11 @@ class ChatTemplate:
         self._environment = BoundedEnvironment()
         self._template = None if files.chat_template is None else self._compile(files.chat_template)
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the model has a template; without one `render` fails."""
+        return self._template is not None
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
