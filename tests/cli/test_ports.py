@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from dragoman_cli.failure import Failure
-from dragoman_cli.ports import check_port, holder_of, port_problem
+from dragoman_cli.ports import check_port, holder_of, host_problem, listen_problem, port_problem
 from dragoman_cli.up import check_machine
 from dragoman_cli.up_settings import UpSettings
 
@@ -34,6 +34,19 @@ def test_a_port_in_use_names_the_process_and_the_flag() -> None:
 
 def test_an_address_of_another_machine() -> None:
     assert "192.0.2.1:5" in port_problem("192.0.2.1", 5000)
+    assert host_problem("192.0.2.1") == "it is no address of this machine"
+    with pytest.raises(Failure, match=r"--host 192.0.2.1 cannot be used") as failure:
+        check_machine(UpSettings(device="null", host="192.0.2.1"))
+    assert "such as 127.0.0.1" in failure.value.remedy
+    # Whatever the port: also one that is free, and one that another process holds on another address.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for port in (0, server.getsockname()[1]):
+            assert listen_problem("192.0.2.1", port, "--port").startswith("--host 192.0.2.1 cannot be used: it is no")
+
+
+def test_hosts_that_can_be_bound_and_a_name_that_is_none() -> None:
+    assert [host_problem(host) for host in ("127.0.0.1", "0.0.0.0", "localhost")] == ["", "", ""]
+    assert "name" in host_problem("no.such.host.invalid")
 
 
 def test_one_port_for_two_servers_is_found_before_anything_starts() -> None:

@@ -308,6 +308,8 @@ def test_bad_settings_are_one_line() -> None:
             (["--port", port], "--port"), (["--port", "x"], "port"), (["--prot", "1"], "--port"),
             (["--api-key-file", "/nowhere"], "/nowhere"), (["--host", "no.such.host.invalid"], "--host"),
             (["--controller", ","], "--controller"), (["--controller", "a:1,b:99999"], "'b:99999'"),
+            (["--controller", "localhost"], "--controller: the address of a controller, 'localhost', has no port"),
+            (["--host", "192.0.2.1"], "--host 192.0.2.1 cannot be used: it is no address of this machine"),
         ):  # fmt: skip
             done = subprocess.run(
                 [sys.executable, "-m", "dragoman_gateway.main", *arguments], capture_output=True, text=True, timeout=20

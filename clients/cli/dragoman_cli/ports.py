@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from pathlib import Path
 
 from dragoman.address import host_port
 from dragoman_cli.failure import Failure
+
+HOST_REMEDY = "give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
 
 
 def check_port(host: str, port: int, flag: str, what: str) -> None:
@@ -17,6 +20,25 @@ def check_port(host: str, port: int, flag: str, what: str) -> None:
         raise Failure(
             f"port {port} for {what} cannot be used", problem, f"stop it, or pass {flag} PORT (0 takes a free one)"
         )
+
+
+def check_host(host: str) -> None:
+    """Raises Failure when no server of this machine can listen on `host`, whatever the port."""
+    if problem := host_problem(host):
+        raise Failure(f"--host {host} cannot be used", problem, HOST_REMEDY)
+
+
+def host_problem(host: str) -> str:
+    """Why no server of this machine can listen on `host`, whatever the port; empty when one can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
+            probe.bind(address)
+    except OSError as error:  # a failed look-up of the name is one, too
+        if error.errno == errno.EADDRNOTAVAIL:
+            return "it is no address of this machine"
+        return (error.strerror or str(error)).lower()
+    return ""
 
 
 def port_problem(host: str, port: int) -> str:
@@ -38,10 +60,12 @@ def port_problem(host: str, port: int) -> str:
 
 
 def listen_problem(host: str, port: int, flag: str) -> str:
-    """The line of a process that cannot listen there, with its way out; empty when it can.
+    """The line of a process that cannot listen there, with its way out; empty when it can. `flag` is the port's.
 
     Asked before a server binds: gRPC would print lines of its own about a port that is taken.
     """
+    if problem := host_problem(host):
+        return f"--host {host} cannot be used: {problem}; {HOST_REMEDY}"
     problem = port_problem(host.strip("[]"), port)
     if not problem:
         return ""

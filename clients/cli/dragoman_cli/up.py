@@ -20,7 +20,7 @@ from rich.text import Text
 from dragoman_cli.config import Resolved, flag_of, misspelled_variables, parse_with_origins, read_file, resolve
 from dragoman_cli.failure import Failure, report, require_extras
 from dragoman_cli.loading import Loading
-from dragoman_cli.ports import check_port
+from dragoman_cli.ports import check_host, check_port
 from dragoman_cli.ready import Summary, build_curl, human_bytes, human_count, prove_token, read_facts
 from dragoman_cli.supervisor import Child, Supervisor
 from dragoman_cli.up_settings import PORTS, UpSettings, agent_arguments, controller_arguments, gateway_arguments
@@ -49,6 +49,7 @@ def up(context: typer.Context) -> None:
 def check_machine(settings: UpSettings) -> None:
     """Finds what would fail, before anything is started. Raises Failure."""
     require_extras("agent", "controller", "gateway", purpose="dragoman up")
+    check_host(settings.host)
     taken: dict[int, str] = {}
     for name, what in PORTS.items():
         port = getattr(settings, name)

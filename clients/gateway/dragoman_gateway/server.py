@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from dragoman.address import host_port
 from dragoman.controllers import Controllers
 from dragoman.tls import TlsError, TlsIdentity, read_tls
+from dragoman_cli.ports import listen_problem
 from dragoman_cli.process import loop_factory
 from dragoman_gateway.app import GatewayApp
 from dragoman_gateway.backend import Backend
@@ -80,11 +81,10 @@ def read_api_keys(settings: GatewaySettings) -> ApiKeys:
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises StartError when the address cannot be had."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise StartError(f"--host {host} cannot be used: {error.strerror or error}") from None
+    if problem := listen_problem(host, port, "--port"):
+        raise StartError(problem)
+    family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
@@ -93,9 +93,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise StartError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses the port, or choose another --port"
-        ) from None
+        raise StartError(f"cannot listen on {host_port(host, port)}: {error.strerror or error}") from None
     return listener
 
 
