@@ -215,7 +215,8 @@ class Cell:
     def remaining_seconds(self, grant: Grant) -> float:
         """Predicted time until the last token a request may have, as such predictions came true at its agent lately."""
         finish = grant.finish_seconds(grant.output_tokens)
-        expected = self.quotes.of(grant.agent_id).quote(grant.ttft_seconds, grant.tpot_seconds, finish).finish.expected
+        quotes = self.quotes.of(grant.agent_id)
+        expected = quotes.quote(grant.ttft_seconds, grant.tpot_seconds, finish, grant.lengths).finish.expected
         # One that is late has at least a token to go.
         return max(grant.granted_at + expected - self.clock(), grant.tpot_seconds)
 

@@ -9,7 +9,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from dragoman_controller.fleet import Load
-from dragoman_controller.quote import NO_FEATURES, Features, Ratios
+from dragoman_controller.intervals import Lengths, Ratios, lengths_of
+from dragoman_controller.quote import NO_FEATURES, Features
 from dragoman_controller.tuples import new
 
 # A ticket needs this long to reach its agent and show up in the load; counting it twice for so long does no harm.
@@ -51,6 +52,11 @@ class Grant:
     """The ratios of its quote."""
     ended: bool = False
     is_recent: bool = True
+
+    @property
+    def lengths(self) -> Lengths:
+        """As it was quoted."""
+        return lengths_of(self.uncached_tokens, self.output_tokens)
 
     def finish_seconds(self, output_tokens: int) -> float:
         """Predicted seconds from acceptance to the last of so many tokens."""

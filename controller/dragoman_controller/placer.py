@@ -157,7 +157,7 @@ class Placer:
         view = candidates.views[placement.chosen]
         served = self._served[view.agent_id, request.model]
         expected = expect(placement.score, shape, served, view, self._clock())
-        return quote_of(request, expected, served), view.agent_id
+        return quote_of(request, shape, placement.score, expected, served), view.agent_id
 
     def grant(self, request: AdmissionRequest, queue_seconds: float) -> Granted | None:
         """Places the request, mints and debits; None when no agent can take it now."""
@@ -170,7 +170,7 @@ class Placer:
         chosen = candidates.views[index]
         served = self._served[chosen.agent_id, model]
         expected = expect(score, shape, served, chosen, now)
-        quote = quote_of(request, expected, served)
+        quote = quote_of(request, shape, score, expected, served)
         part = RequestPart(claims_of, request, served.model)
         ticket = self._ticket(request, served, part, score.cached_tokens, now)
         fallback = None
@@ -215,7 +215,8 @@ class Placer:
         self.service_times.observe(grant.agent_id, outcome.total_seconds)
         quotes = self._quotes.of(grant.agent_id)
         finish = grant.finish_seconds(outcome.output_tokens)
-        judgements = quotes.judge((grant.ttft_seconds, grant.tpot_seconds, finish), outcome, grant.promised)
+        predicted = grant.ttft_seconds, grant.tpot_seconds, finish
+        judgements = quotes.judge(predicted, outcome, grant.lengths, grant.promised)
         # Where a slot was waited for, the times say little of the agent's speed.
         if not grant.waits_for_slot:
             features = grant.features

@@ -1,29 +1,20 @@
 """What a request will cost in seconds, learnt from how earlier predictions turned out.
 
 Two layers: weights that turn what the step model and the live load say into an expectation, and an interval around it
-from the latest ratios of observed to expected.
+from the latest ratios of observed to expected, those of requests of its length (intervals.py).
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from dragoman_controller.intervals import NUM_LENGTHS, Estimate, Lengths, Quantiles, Ratios, RatiosByLength
 from dragoman_controller.recent import MAX_NUM_AGENTS, RecentAgents
 from dragoman_controller.regression import Regression
 from dragoman_controller.tuples import new
 
-# Observed over predicted before anything was observed: eleven values whose median is 1, p10 0.75 and p90 1.5.
-# Chosen wide, so that the first quotes promise little; each observation moves the interval, and these fade out.
-PRIOR_RATIOS = (0.6, 0.75, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0)
-MAX_NUM_RATIOS = 128
-# Of the outcomes so many should be below the interval, and as many above it.
-TAIL = 0.1
-_LEVEL_GAIN, _LOWEST_LEVEL, _HIGHEST_LEVEL = 0.005, 0.01, 0.2
-_INSIDE_STEP, _OUTSIDE_STEP = _LEVEL_GAIN * TAIL, _LEVEL_GAIN * (TAIL - 1.0)
 # Weights follow at most so many observations a second of one agent: more would cost time and teach nothing new.
 _MIN_LEARN_SECONDS = 0.05
 # The pace is a mean over so many outcomes, and begins as if so many had been as the step model says.
@@ -31,30 +22,6 @@ _PACE_OUTCOMES, _PRIOR_OUTCOMES = 500, 4
 _MAX_LOG_PACE = math.log(32.0)
 _MIN_SECONDS = 1e-6
 _OVERHEAD_SECONDS, _STEP_SECONDS = 0.05, 0.02
-
-
-class Estimate(NamedTuple):
-    """One prediction in seconds; one in ten is below `p10`, one in ten above `p90`."""
-
-    expected: float
-    p10: float
-    p90: float
-
-
-class Quantiles(NamedTuple):
-    """Of the ratios of observed to predicted seconds of one quantity."""
-
-    p10: float
-    p50: float
-    p90: float
-
-    def estimate(self, predicted_seconds: float) -> Estimate:
-        """The calibrated prediction."""
-        return Estimate(predicted_seconds * self.p50, predicted_seconds * self.p10, predicted_seconds * self.p90)
-
-
-Ratios: TypeAlias = tuple[Quantiles, Quantiles, Quantiles]
-"""Of TTFT, TPOT and finish."""
 
 
 class Quote(NamedTuple):
@@ -116,44 +83,6 @@ class Weights(NamedTuple):
     usual_step: float = 0.0
 
 
-class ErrorRatios:
-    """The latest ratios of observed to predicted seconds of one quantity."""
-
-    __slots__ = ("_latest", "_sorted", "high_level", "low_level", "quantiles")
-
-    def __init__(self) -> None:
-        self._latest = deque(PRIOR_RATIOS)
-        self._sorted = list(PRIOR_RATIOS)
-        self.low_level = self.high_level = TAIL
-        """Share of the window taken to lie below p10, and above p90."""
-        self._measure()
-
-    def add(self, ratio: float, promised: Quantiles) -> None:
-        """Takes one observation, of which `promised` was said, and forgets the oldest beyond 128.
-
-        What is to come differs from what was: more than one in ten may fall outside the quantiles of the past. So the
-        levels follow how often that happened (adaptive conformal inference, Gibbs and Candes 2021) to what was promised: the
-        quantiles of now have already seen those that ran beside it, and would look too good.
-        """
-        p10, _, p90 = promised
-        low = self.low_level + (_OUTSIDE_STEP if ratio < p10 else _INSIDE_STEP)
-        high = self.high_level + (_OUTSIDE_STEP if ratio > p90 else _INSIDE_STEP)
-        self.low_level = _LOWEST_LEVEL if low < _LOWEST_LEVEL else _HIGHEST_LEVEL if low > _HIGHEST_LEVEL else low
-        self.high_level = _LOWEST_LEVEL if high < _LOWEST_LEVEL else _HIGHEST_LEVEL if high > _HIGHEST_LEVEL else high
-        latest, ordered = self._latest, self._sorted
-        latest.append(ratio)
-        insort(ordered, ratio)
-        if len(latest) > MAX_NUM_RATIOS:
-            del ordered[bisect_left(ordered, latest.popleft())]
-        self._measure()
-
-    def _measure(self) -> None:
-        ordered = self._sorted
-        last = len(ordered) - 1
-        p10, p90 = ordered[round(self.low_level * last)], ordered[round((1.0 - self.high_level) * last)]
-        self.quantiles = new(Quantiles, (p10, ordered[round(0.5 * last)], p90))
-
-
 class Judgement(NamedTuple):
     """How one quoted quantity turned out: relative error of the expected value, and whether it lay in p10 to p90."""
 
@@ -180,21 +109,19 @@ class AgentQuotes:
 
     __slots__ = (
         "_decode",
-        "_finish",
         "_first",
         "_learnt_at",
         "_log_pace",
         "_num_learnt",
-        "_tpot",
-        "_ttft",
+        "_own",
+        "_windows",
         "pace",
-        "ratios",
         "weights",
     )
 
     def __init__(self) -> None:
-        self._ttft, self._tpot, self._finish = ErrorRatios(), ErrorRatios(), ErrorRatios()
-        self.ratios = self._ttft.quantiles, self._tpot.quantiles, self._finish.quantiles
+        self._windows = RatiosByLength(), RatiosByLength(), RatiosByLength()
+        self._begin()
         self.weights = Weights()
         self._first = Regression(self.weights[:4])
         self._decode = Regression(self.weights[4:])
@@ -212,34 +139,54 @@ class AgentQuotes:
         tpot = weights[4] * decode + weights[5] * observed_step + weights[6] * _STEP_SECONDS
         return ttft if ttft > _MIN_SECONDS else _MIN_SECONDS, tpot if tpot > _MIN_SECONDS else _MIN_SECONDS
 
-    def quote(self, ttft_seconds: float, tpot_seconds: float, finish_seconds: float) -> Quote:
+    def _begin(self) -> None:
+        self._own: tuple[list[Quantiles | None], ...] = tuple([[None] * NUM_LENGTHS for _ in range(3)])
+        """Of TTFT, TPOT and finish, by length, where enough is known of it."""
+
+    def ratios_of(self, lengths: Lengths) -> Ratios:
+        """What quotes of requests of these lengths are made with now."""
+        prompt, output = lengths
+        (ttft_own, tpot_own, finish_own), (ttft, tpot, finish) = self._own, self._windows
+        return (
+            ttft_own[prompt] or ttft.all.quantiles,
+            tpot_own[output] or tpot.all.quantiles,
+            finish_own[output] or finish.all.quantiles,
+        )
+
+    def quote(self, ttft_seconds: float, tpot_seconds: float, finish_seconds: float, lengths: Lengths) -> Quote:
         """The quote from what the weights expect."""
-        return new(Quote, (ttft_seconds, tpot_seconds, finish_seconds, self.ratios))
+        return new(Quote, (ttft_seconds, tpot_seconds, finish_seconds, self.ratios_of(lengths)))
 
     def judge(
-        self, predicted: tuple[float, float, float], outcome: Went, promised: Ratios | None = None
+        self,
+        predicted: tuple[float, float, float],
+        outcome: Went,
+        lengths: Lengths,
+        promised: Ratios | None = None,
     ) -> list[Judgement]:
         """Takes an outcome; `predicted` are TTFT, TPOT and finish as the weights had it, for the tokens that came.
 
-        `promised`: the ratios of the quote that the request was given; None where they are those of now.
+        `lengths`: as it was quoted. `promised`: the ratios of the quote; None where they are those of now.
         """
         judgements = []
         ttft_seconds, total_seconds, num_tokens = outcome
         tpot_seconds = (total_seconds - ttft_seconds) / (num_tokens - 1) if num_tokens > 1 else 0.0
-        ttft, tpot, finish = promised or self.ratios
-        for quantity, ratios, said, expected, observed in (
-            ("time_to_first_token", self._ttft, ttft, predicted[0], ttft_seconds),
-            ("time_per_output_token", self._tpot, tpot, predicted[1], tpot_seconds),
-            ("finish", self._finish, finish, predicted[2], total_seconds),
-        ):
+        prompt, output = lengths
+        said = promised or self.ratios_of(lengths)
+        for number, (quantity, length, expected, observed) in enumerate((
+            ("time_to_first_token", prompt, predicted[0], ttft_seconds),
+            ("time_per_output_token", output, predicted[1], tpot_seconds),
+            ("finish", output, predicted[2], total_seconds),
+        )):  # fmt: skip
             if expected <= 0 or observed <= 0:
                 continue
-            p10, p50, p90 = said
+            p10, p50, p90 = said[number]
             middle = expected * p50
             is_inside = expected * p10 <= observed <= expected * p90
             judgements.append(new(Judgement, (quantity, abs(observed - middle) / middle, is_inside)))
-            ratios.add(observed / expected, said)
-        self.ratios = self._ttft.quantiles, self._tpot.quantiles, self._finish.quantiles
+            window = self._windows[number]
+            window.add(length, observed / expected, said[number])
+            self._own[number][length] = window.own(length)
         return judgements
 
     def learn(self, features: Features, outcome: Went, now: float) -> bool:

@@ -8,6 +8,7 @@ from dragoman_controller.agent_view import AgentView, Score, Shape
 from dragoman_controller.candidates import Candidates
 from dragoman_controller.fleet import AgentSpec, Member, ModelSpec
 from dragoman_controller.granted import Destination
+from dragoman_controller.intervals import lengths_of
 from dragoman_controller.quote import AgentQuotes, Features, Quote
 from dragoman_controller.requests import AdmissionRequest
 from dragoman_controller.tickets import Bearer, Claims
@@ -59,13 +60,14 @@ def expect(score: Score, shape: Shape, served: Served, view: AgentView, now: flo
     return ttft, tpot, features, weight * prefill, shared, slot_seconds > 0.0
 
 
-def quote_of(request: AdmissionRequest, expected: Expected, served: Served) -> Quote:
+def quote_of(request: AdmissionRequest, shape: Shape, score: Score, expected: Expected, served: Served) -> Quote:
     """The quote of a request that is expected to take so long."""
     num_tokens = request.output_tokens(served.model.max_context_tokens)
     if request.resume is not None:
         num_tokens = max(num_tokens - request.resume.from_cursor // request.num_choices, 1)
     ttft, tpot = expected[:2]
-    return served.quotes.quote(ttft, tpot, ttft + (num_tokens - 1) * tpot)
+    lengths = lengths_of(shape.prompt_tokens - score.cached_tokens, shape.output_tokens)
+    return served.quotes.quote(ttft, tpot, ttft + (num_tokens - 1) * tpot, lengths)
 
 
 def claims_of(request: AdmissionRequest, model: ModelSpec) -> Claims:

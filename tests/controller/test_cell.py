@@ -12,6 +12,7 @@ from dragoman_controller.commands import Drain, Outbox, RotateKeys
 from dragoman_controller.explain import Placements, reason, weigh
 from dragoman_controller.fleet import AgentState, Load
 from dragoman_controller.granted import Granted
+from dragoman_controller.intervals import lengths_of
 from dragoman_controller.tickets import CellKey
 
 
@@ -52,6 +53,25 @@ def test_an_outcome_is_judged_by_the_quote_of_its_own_request_whatever_was_learn
     bench.beat(outcomes=[Outcome(early.ticket.jti, total / 10, total, num_tokens, False)])
     (judged,) = [one for one in bench.judgements if one.quantity == "finish"]
     assert judged.inside and judged.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_request_is_quoted_as_those_of_its_length_came_out(bench: Any) -> None:
+    bench.join()
+    asked = {"short": (100, 20), "long": (3000, 600)}
+    ttft_seconds = {"short": 0.2, "long": 5.0}
+    for number in range(400):
+        which = "long" if number % 3 == 0 else "short"
+        prompt_tokens, num_tokens = asked[which]
+        granted = grant_of(bench.ask(prompt_tokens=prompt_tokens, max_output_tokens=num_tokens))
+        bench.now += 0.001  # too quick for the weights to be learnt: what differs is what is known of a length
+        # It stops early: what counts is what was asked for, which is all that a quote can go by.
+        bench.beat(outcomes=[Outcome(granted.ticket.jti, ttft_seconds[which], 10.0, 15, False)])
+    quotes = bench.cell.quotes.of("a")
+    for prompt_tokens, num_tokens in asked.values():
+        quote = grant_of(bench.ask(prompt_tokens=prompt_tokens, max_output_tokens=num_tokens)).quote
+        assert quote.ratios == quotes.ratios_of(lengths_of(prompt_tokens, num_tokens))
+    short, long = (quotes.ratios_of(lengths_of(*asked[which])) for which in asked)
+    assert all(one != other for one, other in zip(short, long, strict=True))
 
 
 def test_the_length_of_texts_in_tokens_is_learnt_from_the_agents(bench: Any) -> None:
@@ -97,7 +117,7 @@ def test_several_choices_are_judged_by_the_tokens_of_one(bench: Any) -> None:
     bench.join()
     granted = grant_of(bench.ask(num_choices=4))
     bench.beat(outcomes=[Outcome(granted.ticket.jti, 0.1, 0.1 + 49 * 0.02, 200, False)])
-    ratio = bench.cell.quotes.of("a")._tpot._latest[-1]
+    ratio = bench.cell.quotes.of("a")._windows[1].all._latest[-1]
     record = bench.cell.placements._records[-1]
     assert ratio == pytest.approx(0.02 / weigh(record)[0].score.step_seconds)
 

@@ -9,9 +9,10 @@ from typing import Any
 from prometheus_client import generate_latest
 from tests.needs import need
 
+from dragoman_controller.intervals import Quantiles
 from dragoman_controller.metrics import ControllerMetrics
 from dragoman_controller.policy import ClassTarget, Policy
-from dragoman_controller.quote import Judgement, Quantiles, Quote
+from dragoman_controller.quote import Judgement, Quote
 from dragoman_controller.requests import Priority
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_controller.quote import MAX_NUM_RATIOS, PRIOR_RATIOS, AgentQuotes, ErrorRatios, Features, Quotes, Went
+from dragoman_controller.intervals import MIN_NUM_OWN, lengths_of
+from dragoman_controller.quote import AgentQuotes, Features, Quotes, Went
 from dragoman_controller.regression import MAX_WEIGHT, Regression
+
+SHORT, LONG = lengths_of(20, 10), lengths_of(800, 200)
 
 
 def test_the_first_quote_is_the_prediction_with_the_prior_interval() -> None:
-    quote = AgentQuotes().quote(0.2, 0.01, 1.2)
-    assert quote.time_to_first_token == pytest.approx((0.2, 0.15, 0.3))
-    assert quote.finish == pytest.approx((1.2, 0.9, 1.8))
+    quote = AgentQuotes().quote(0.2, 0.01, 1.2, SHORT)
+    assert quote.time_to_first_token == pytest.approx((0.2, 0.12, 0.4))
+    assert quote.finish == pytest.approx((1.2, 0.72, 2.4))
 
 
 def test_after_many_outcomes_the_interval_holds_eight_in_ten() -> None:
@@ -27,15 +29,15 @@ def test_after_many_outcomes_the_interval_holds_eight_in_ten() -> None:
         return 1.4 * rng.lognormvariate(0, 0.1)
 
     for _ in range(400):
-        quotes.judge((1.0, 0.1, 2.0), Went(observed(), 1.4 * 2.0, 11))
-    estimate = quotes.quote(1.0, 0.1, 2.0).time_to_first_token
+        quotes.judge((1.0, 0.1, 2.0), Went(observed(), 1.4 * 2.0, 11), SHORT)
+    estimate = quotes.quote(1.0, 0.1, 2.0, SHORT).time_to_first_token
     assert estimate.expected == pytest.approx(1.4, rel=0.05)
     inside = sum(estimate.p10 <= observed() <= estimate.p90 for _ in range(1000))
     assert 730 <= inside <= 870
 
 
 def test_outcomes_are_judged_against_what_was_promised_before_they_teach() -> None:
-    judgements = {one.quantity: one for one in AgentQuotes().judge((1.0, 0.1, 2.0), Went(1.2, 4.2, 11))}
+    judgements = {one.quantity: one for one in AgentQuotes().judge((1.0, 0.1, 2.0), Went(1.2, 4.2, 11), SHORT)}
     assert judgements["time_to_first_token"].error == pytest.approx(0.2)
     assert judgements["time_to_first_token"].inside
     assert judgements["time_per_output_token"].error == pytest.approx(2.0)
@@ -44,42 +46,43 @@ def test_outcomes_are_judged_against_what_was_promised_before_they_teach() -> No
 
 
 def test_one_token_teaches_nothing_about_the_time_per_token() -> None:
-    judged = AgentQuotes().judge((1.0, 0.1, 1.0), Went(1.0, 1.0, 1))
+    judged = AgentQuotes().judge((1.0, 0.1, 1.0), Went(1.0, 1.0, 1), SHORT)
     assert [one.quantity for one in judged] == ["time_to_first_token", "finish"]
 
 
-@given(count=st.integers(0, 700), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_quantiles_are_those_of_the_latest_128_ratios(count: int, seed: int) -> None:
-    rng = Random(seed)
-    # They drift, so that an old one that stays would show.
-    ratios = [rng.lognormvariate(number / 200, 0.5) for number in range(count)]
-    errors = ErrorRatios()
-    for ratio in ratios:
-        errors.add(ratio, errors.quantiles)
-    window = sorted([*PRIOR_RATIOS, *ratios][-MAX_NUM_RATIOS:])
-    levels = errors.low_level, 0.5, 1 - errors.high_level
-    assert list(errors.quantiles) == [window[round(q * (len(window) - 1))] for q in levels]
-    assert 0.0 < errors.low_level <= 0.2 and 0.0 < errors.high_level <= 0.2
+def test_each_length_of_prompts_and_answers_has_its_own_interval() -> None:
+    rng, quotes = Random(5), AgentQuotes()
+    for _ in range(300):
+        # First tokens of long prompts take three times what was thought, the pace of short answers hangs on luck.
+        quotes.judge((1.0, 0.1, 2.0), Went(1.0, 1.0 + rng.uniform(0.5, 1.5), 11), SHORT)
+        quotes.judge((1.0, 0.1, 20.9), Went(3.0, 3.0 + 19.9 * rng.uniform(0.9, 1.1), 200), LONG)
+    short, long = (quotes.quote(1.0, 0.1, 2.0, lengths) for lengths in (SHORT, LONG))
+    assert short.time_to_first_token == pytest.approx((1.0, 1.0, 1.0))
+    assert long.time_to_first_token == pytest.approx((3.0, 3.0, 3.0))
+    assert short.time_per_output_token.p90 - short.time_per_output_token.p10 == pytest.approx(0.08, rel=0.3)
+    assert long.time_per_output_token.p90 - long.time_per_output_token.p10 == pytest.approx(0.016, rel=0.3)
+    mixed = quotes.ratios_of((SHORT[0], LONG[1]))
+    assert mixed == (quotes.ratios_of(SHORT)[0], *quotes.ratios_of(LONG)[1:])
 
 
-def test_an_interval_of_the_past_that_is_too_narrow_for_what_comes_is_widened() -> None:
-    rng, errors = Random(6), ErrorRatios()
-    inside = []
-    for number in range(3000):
-        # The middle drifts as fast as the window follows: fixed quantiles of the window hold well under eight in ten.
-        ratio = rng.lognormvariate(0.3 * math.sin(number / 40), 0.1)
-        inside.append(errors.quantiles.p10 <= ratio <= errors.quantiles.p90)
-        errors.add(ratio, errors.quantiles)
-    assert 0.77 <= sum(inside[500:]) / len(inside[500:]) <= 0.83
+def test_a_length_of_which_little_is_known_is_quoted_as_all_are() -> None:
+    quotes = AgentQuotes()
+    for _ in range(MIN_NUM_OWN - 1):
+        for _ in range(20):
+            quotes.judge((1.0, 0.1, 2.0), Went(2.0, 4.0, 11), SHORT)
+        quotes.judge((1.0, 0.1, 20.9), Went(5.0, 20.0, 200), LONG)
+        assert quotes.quote(1.0, 0.1, 2.0, LONG).time_to_first_token.expected == pytest.approx(2.0)
+    quotes.judge((1.0, 0.1, 20.9), Went(5.0, 20.0, 200), LONG)
+    assert quotes.quote(1.0, 0.1, 2.0, LONG).time_to_first_token.expected == pytest.approx(5.0)
+    assert quotes.quote(1.0, 0.1, 2.0, SHORT).time_to_first_token.expected == pytest.approx(2.0)
 
 
 def test_agents_learn_apart() -> None:
     quotes = Quotes()
     for _ in range(300):
-        quotes.of("a").judge((1.0, 0.1, 2.0), Went(3.0, 6.0, 11))
-    assert quotes.of("a").quote(1.0, 0.1, 2.0).time_to_first_token.expected == pytest.approx(3.0)
-    assert quotes.of("b").quote(1.0, 0.1, 2.0).time_to_first_token.expected == pytest.approx(1.0)
+        quotes.of("a").judge((1.0, 0.1, 2.0), Went(3.0, 6.0, 11), SHORT)
+    assert quotes.of("a").quote(1.0, 0.1, 2.0, SHORT).time_to_first_token.expected == pytest.approx(3.0)
+    assert quotes.of("b").quote(1.0, 0.1, 2.0, SHORT).time_to_first_token.expected == pytest.approx(1.0)
 
 
 def test_weights_learn_an_engine_that_waits_for_steps_and_prefills_at_another_speed() -> None:

@@ -1,5 +1,5 @@
-// What was learnt of one agent's speed. What is computed, and the order of its operations, is that of quote.py and
-// regression.py, and so are the constants.
+// What was learnt of one agent's speed. What is computed, and the order of its operations, is that of quote.py, intervals.py
+// and regression.py, and so are the constants.
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int kNumQuantities = 3, kMaxRatios = 128, kSize = 4;
+constexpr int kNumQuantities = 3, kMaxRatios = 128, kNumLengths = 4, kMinNumOwn = kMaxRatios, kSize = 4;
 constexpr double kTail = 0.1, kLevelGain = 0.005, kLowestLevel = 0.01, kHighestLevel = 0.2;
 constexpr double kInsideStep = kLevelGain * kTail, kOutsideStep = kLevelGain * (kTail - 1.0);
 constexpr double kForgetting = 0.99, kMaxError = 1.0, kMaxFeature = 8.0, kMaxWeight = 64.0, kMaxVariance = 10.0;
@@ -23,9 +23,12 @@ struct Window {
   double latest[kMaxRatios], sorted[kMaxRatios + 1];
 
   void measure() {
-    const double last = static_cast<double>(count - 1);
-    const auto at = [this, last](double share) { return sorted[static_cast<int64_t>(std::nearbyint(share * last))]; };
-    p10 = at(low_level), p50 = at(0.5), p90 = at(1.0 - high_level);
+    const auto part = [](double share, int64_t whole) {
+      return static_cast<int64_t>(std::nearbyint(share * static_cast<double>(whole)));
+    };
+    p10 = sorted[std::max<int64_t>(part(low_level, count + 1), 1) - 1];
+    p50 = sorted[part(0.5, count - 1)];
+    p90 = sorted[count - std::max<int64_t>(part(high_level, count + 1), 1)];
   }
 
   void begin(const double* prior, int64_t num_prior) {
@@ -33,7 +36,8 @@ struct Window {
     low_level = high_level = kTail;
     std::copy(prior, prior + num_prior, latest);
     std::copy(prior, prior + num_prior, sorted);
-    measure();
+    p10 = p50 = p90 = 0.0;
+    if (num_prior) measure();
   }
 
   // `promised`: p10, p50 and p90.
@@ -54,6 +58,13 @@ struct Window {
     }
     measure();
   }
+
+  void tell(double* quantiles) const { quantiles[0] = p10, quantiles[1] = p50, quantiles[2] = p90; }
+};
+
+// Those of all requests and of each length apart.
+struct Windows {
+  Window all, own[kNumLengths];
 };
 
 // Least squares that forget, over up to four features; one that is not there has a weight and a variance of 0.
@@ -119,20 +130,23 @@ struct Regression {
 };
 
 struct Learnt {
-  Window windows[kNumQuantities];
+  Windows windows[kNumQuantities];
   Regression first, decode;
   double learnt_at, log_pace;
   int64_t num_learnt;
 };
 
-// Of each quantity, TTFT, TPOT and finish: what was expected and what was seen, and p10, p50 and p90 as they were promised.
+// Of each quantity, TTFT, TPOT and finish: what was expected and what was seen, and p10, p50 and p90 as they were promised; and of
+// which length prompt and output are.
 struct Outcome {
   double expected[kNumQuantities], observed[kNumQuantities], promised[kNumQuantities][3];
+  int64_t prompt_length, output_length;
 };
 
-// Of each quantity the error, -1 where nothing can be said, and whether it was inside; then p10, p50 and p90 of each.
+// Of each quantity the error, -1 where nothing can be said, and whether it was inside; whether enough is known of its length;
+// then p10, p50 and p90 of all requests and of those of its length.
 struct Verdict {
-  double judged[kNumQuantities][2], quantiles[kNumQuantities][3];
+  double judged[kNumQuantities][2], is_own[kNumQuantities], all[kNumQuantities][3], own[kNumQuantities][3];
 };
 
 struct Lesson {
@@ -149,7 +163,10 @@ extern "C" {
 
 void dragoman_begin_learning(Learnt* learnt, const double* prior_ratios, int64_t num_ratios) {
   constexpr double first[] = {1.0, 1.0, 1.0, 0.0}, decode[] = {1.0, 0.0, 0.0};
-  for (Window& window : learnt->windows) window.begin(prior_ratios, num_ratios);
+  for (Windows& windows : learnt->windows) {
+    windows.all.begin(prior_ratios, num_ratios);
+    for (Window& window : windows.own) window.begin(prior_ratios, 0);
+  }
   learnt->first.begin(first, 4);
   learnt->decode.begin(decode, 3);
   learnt->learnt_at = -HUGE_VAL;
@@ -162,15 +179,19 @@ void dragoman_judge(Learnt* learnt, const Outcome* outcome, Verdict* verdict) {
   for (int i = 0; i < kNumQuantities; ++i) {
     const double expected = outcome->expected[i], observed = outcome->observed[i];
     const double* const promised = outcome->promised[i];
-    Window& window = learnt->windows[i];
+    Window& all = learnt->windows[i].all;
+    Window& own = learnt->windows[i].own[i ? outcome->output_length : outcome->prompt_length];
     verdict->judged[i][0] = -1.0;
     if (expected > 0.0 && observed > 0.0) {
       const double middle = expected * promised[1];
       verdict->judged[i][0] = std::fabs(observed - middle) / middle;
       verdict->judged[i][1] = expected * promised[0] <= observed && observed <= expected * promised[2];
-      window.add(observed / expected, promised);
+      all.add(observed / expected, promised);
+      own.add(observed / expected, promised);
     }
-    verdict->quantiles[i][0] = window.p10, verdict->quantiles[i][1] = window.p50, verdict->quantiles[i][2] = window.p90;
+    verdict->is_own[i] = own.count >= kMinNumOwn;
+    all.tell(verdict->all[i]);
+    own.tell(verdict->own[i]);
   }
 }
 

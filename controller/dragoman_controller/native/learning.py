@@ -6,12 +6,15 @@ import ctypes
 import struct
 from array import array
 
+from dragoman_controller.intervals import PRIOR_RATIOS, Lengths, Quantiles, Ratios
 from dragoman_controller.native.library import Library
-from dragoman_controller.quote import PRIOR_RATIOS, AgentQuotes, Features, Judgement, Quantiles, Ratios, Weights, Went
+from dragoman_controller.quote import AgentQuotes, Features, Judgement, Weights, Went
 from dragoman_controller.tuples import new
 
 # As struct Outcome, Verdict, Lesson and Taught of learn.cpp.
-_OUTCOME, _VERDICT, _LESSON, _TAUGHT = (struct.Struct(f"<{count}d") for count in (15, 15, 10, 8))
+_OUTCOME = struct.Struct("<15d2q")
+_VERDICT, _LESSON, _TAUGHT = (struct.Struct(f"<{count}d") for count in (27, 10, 8))
+_NUM_TOLD = _VERDICT.size // 8
 _NOTHING = 0.0
 
 
@@ -29,7 +32,7 @@ class Learning:
 
 
 class _NativeAgentQuotes(AgentQuotes):
-    __slots__ = ("_address", "_learning", "_state")
+    __slots__ = ("_address", "_learning", "_state", "_told")
 
     def __init__(self, learning: Learning) -> None:
         # Without the windows and weights of the Python code.
@@ -39,25 +42,44 @@ class _NativeAgentQuotes(AgentQuotes):
         prior = array("d", PRIOR_RATIOS)
         learning.library.begin_learning(self._address, prior.buffer_info()[0], len(prior))
         self.weights, self.pace = Weights(), 1.0
-        self.ratios = (Quantiles(_NOTHING, _NOTHING, _NOTHING),) * 3
-        self.judge((_NOTHING,) * 3, Went(_NOTHING, _NOTHING, 0))  # tells the quantiles of the prior
+        self._begin()
+        self._told = (_NOTHING,) * _NUM_TOLD
+        self.judge((_NOTHING,) * 3, Went(_NOTHING, _NOTHING, 0), (0, 0))  # tells the quantiles of the prior
+
+    def ratios_of(self, lengths: Lengths) -> Ratios:
+        """See AgentQuotes."""
+        prompt, output = lengths
+        (ttft_own, tpot_own, finish_own), told = self._own, self._told
+        return (
+            ttft_own[prompt] or new(Quantiles, told[9:12]),
+            tpot_own[output] or new(Quantiles, told[12:15]),
+            finish_own[output] or new(Quantiles, told[15:18]),
+        )
 
     def judge(
-        self, predicted: tuple[float, float, float], outcome: Went, promised: Ratios | None = None
+        self,
+        predicted: tuple[float, float, float],
+        outcome: Went,
+        lengths: Lengths,
+        promised: Ratios | None = None,
     ) -> list[Judgement]:
         """See AgentQuotes."""
         ttft, total, num_tokens = outcome
         tpot = (total - ttft) / (num_tokens - 1) if num_tokens > 1 else _NOTHING
         learning = self._learning
-        ttft_said, tpot_said, finish_said = promised or self.ratios
-        _OUTCOME.pack_into(learning.given, 0, *predicted, ttft, tpot, total, *ttft_said, *tpot_said, *finish_said)
+        said = promised or self.ratios_of(lengths)
+        _OUTCOME.pack_into(learning.given, 0, *predicted, ttft, tpot, total, *said[0], *said[1], *said[2], *lengths)
         learning.library.judge(self._address, *learning.addresses)
-        e0, i0, e1, i1, e2, i2, *quantiles = _VERDICT.unpack_from(learning.told)
-        self.ratios = (
-            new(Quantiles, quantiles[:3]),
-            new(Quantiles, quantiles[3:6]),
-            new(Quantiles, quantiles[6:]),
-        )
+        self._told = told = _VERDICT.unpack_from(learning.told)
+        e0, i0, e1, i1, e2, i2, own0, own1, own2 = told[:9]
+        prompt, output = lengths
+        ttft_own, tpot_own, finish_own = self._own
+        if own0:
+            ttft_own[prompt] = new(Quantiles, told[18:21])
+        if own1:
+            tpot_own[output] = new(Quantiles, told[21:24])
+        if own2:
+            finish_own[output] = new(Quantiles, told[24:])
         judgements = []
         if e0 >= 0.0:
             judgements.append(new(Judgement, ("time_to_first_token", e0, i0 != 0.0)))

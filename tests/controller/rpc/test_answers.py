@@ -13,8 +13,9 @@ from dragoman.v1 import admission_service_pb2 as pb
 from dragoman.v1 import error_pb2
 from dragoman_controller.admission import Answer, Queued
 from dragoman_controller.granted import Destination, Granted, Ticket
+from dragoman_controller.intervals import Quantiles
 from dragoman_controller.native.library import load
-from dragoman_controller.quote import Quantiles, Quote
+from dragoman_controller.quote import Quote
 from dragoman_controller.rpc.answers import AnswerWriter
 from dragoman_controller.tickets import Bearer, CellKey, Claims, RequestPart, TicketMinter
 
