@@ -161,7 +161,7 @@ def test_doctor(dragoman: Dragoman, tmp_path: Path) -> None:
     assert checks["python"]["level"] == "ok"
     assert checks["cache"]["level"] == "ok"
     assert checks["model"]["level"] == "warn"
-    assert checks["model"]["fix"] == "dragoman models fetch embedded"
+    assert checks["model"]["fix"] == f"dragoman models fetch embedded --cache-dir {tmp_path}"
     assert {"memory", "open files", "clock", "port 8000", "extra agent", "device cpu"} <= set(checks)
     assert all(check["level"] == "ok" or check["fix"] for check in checks.values() if check["level"] == "fail")
     file = tmp_path / "file"
@@ -185,7 +185,7 @@ def test_probe(dragoman: Dragoman, tmp_path: Path) -> None:
 
 def test_models(dragoman: Dragoman, tmp_path: Path) -> None:
     listed = json.loads(dragoman("models", "ls", "--json", "--cache-dir", str(tmp_path)).stdout)
-    assert listed[0]["state"] == "not fetched: dragoman models fetch embedded"
+    assert listed[0]["state"] == f"not fetched: dragoman models fetch embedded --cache-dir {tmp_path}"
     broken = tmp_path / "models" / "mine" / "broken.gguf"
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"GGUF\x03\x00\x00\x00")

@@ -357,7 +357,7 @@ def test_a_model_that_was_not_fetched(up, tmp_path: Path) -> None:
     run: Run = up(f"--cache-dir={tmp_path / 'empty'}", *FREE_PORTS)
     assert run.process.wait(20) == 1
     assert "the embedded model is not here yet" in run.err
-    assert "do:  dragoman models fetch embedded" in run.err
+    assert f"do:  dragoman models fetch embedded --cache-dir {tmp_path / 'empty'}\n" in run.err
 
 
 @pytest.mark.parametrize(

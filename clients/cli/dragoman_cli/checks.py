@@ -164,13 +164,13 @@ def check_cache(cache_dir: Path) -> Check:
 
 def check_model(cache_dir: Path) -> Check:
     """The embedded model."""
-    from dragoman_agent.model.embedded import FETCH_COMMAND, embedded_path
+    from dragoman_agent.model.embedded import embedded_path, fetch_command
     from dragoman_agent.model.errors import ModelFileError
 
     try:
         return Check("model", "ok", str(embedded_path(cache_dir)))
     except ModelFileError as error:
-        return Check("model", "warn", f"embedded: {error.what}", FETCH_COMMAND)
+        return Check("model", "warn", f"embedded: {error.what}", fetch_command(cache_dir))
 
 
 def check_ports() -> list[Check]:

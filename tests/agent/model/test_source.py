@@ -307,8 +307,13 @@ def test_a_missing_path_names_what_is_known(tmp_path: Path) -> None:
         open_model("no-such", tmp_path)
 
 
-def test_the_embedded_model_is_only_found(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="has not been fetched; run `dragoman models fetch embedded`"):
+def test_the_embedded_model_is_only_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ModelFileError, match=f"not been fetched; run `dragoman models fetch embedded --cache-dir {tmp_path}`"
+    ):
+        open_model("embedded", tmp_path)
+    monkeypatch.setenv("DRAGOMAN_CACHE_DIR", str(tmp_path))
+    with pytest.raises(ModelFileError, match="not been fetched; run `dragoman models fetch embedded`"):
         open_model("embedded", tmp_path)
     target = embedded_target(tmp_path)
     target.parent.mkdir(parents=True)
