@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import shutil
 import struct
 import time
 import zlib
@@ -85,6 +86,7 @@ class DiskStore:
             for block in found:
                 if block.page.digest not in names:
                     self.remove(block.page.digest)
+            self._warn_of_too_little(max_num_blocks - len(kept))
         except OSError as error:
             self.close()
             raise DiskTierError(
@@ -146,6 +148,15 @@ class DiskStore:
     def remove(self, digest: bytes) -> None:
         """Delete a block's file, if there is one. Raises OSError."""
         self._path(digest).unlink(missing_ok=True)
+
+    def _warn_of_too_little(self, num_wanted: int) -> None:
+        free, wanted = shutil.disk_usage(self._folder).free, num_wanted * self.file_bytes
+        if wanted > free:
+            logger.warning(
+                "%s: --kv-disk-bytes leaves %.1f GB to be filled and the disk has %.1f GB free: the tier ends when the disk is "
+                "full; give less",
+                self._folder, wanted / 1e9, free / 1e9,
+            )  # fmt: skip
 
     def _take_lock(self) -> None:
         self._lock = os.open(self._folder / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -66,6 +66,16 @@ def test_what_is_written_is_read_also_after_a_restart(tmp_path: Path) -> None:
     assert file_of(tmp_path, 1).stat().st_size <= again.file_bytes
 
 
+def test_more_than_the_disk_has_free_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_in(tmp_path)
+    store.open(100)
+    assert not caplog.records
+    store.close()
+    store.open(10**12)
+    assert len(caplog.records) == 1 and "--kv-disk-bytes leaves 4" in caplog.text and "GB free" in caplog.text
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
