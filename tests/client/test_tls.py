@@ -52,6 +52,7 @@ async def test_a_client_says_what_is_wrong_with_the_files(
         ("CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate", "not trusted here"),
         ("SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER", "does not speak TLS"),
         ("UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", "closed the connection before the first answer"),
+        ("Stream removed (Socket closed)", "it closed the connection: it has ended, or"),
         ("Connection refused", ""),
     ],
 )

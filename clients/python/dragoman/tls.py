@@ -105,6 +105,8 @@ def handshake_problem(details: str) -> str:
         return "its certificate is signed by an authority that is not trusted here: see --tls-ca"
     if "WRONG_VERSION_NUMBER" in details:
         return "it does not speak TLS: start it with the --tls flags, or leave them out here"
+    if "Stream removed" in details:  # of a connection that was up; a refused certificate may come to light that late
+        return "it closed the connection: it has ended, or, where it speaks TLS, does not take the certificate it was shown"
     if "Socket closed" in details or "Connection reset" in details:
         return (
             "it closed the connection before the first answer; if it speaks TLS, it wants a certificate that is valid now "
