@@ -72,7 +72,8 @@ for _ in range(300):
 @pytest.mark.parametrize(
     ("extra", "param", "word"),
     [
-        ({"guided_grammar": "root ::= ("}, "guided_grammar", "="),
+        ({"guided_grammar": "root ::= ("}, "guided_grammar", "a rule of a Lark grammar is `start: ...`"),
+        ({"guided_grammar": "root: ("}, "guided_grammar", "Expected"),
         ({"guided_json": {"$ref": "#"}}, "guided_json", "contradict"),
         ({"guided_json": {"$ref": "#/$defs/a"}}, "guided_json", "does not exist"),
         ({"guided_json": {"$ref": "http://127.0.0.1:1/x"}}, "guided_json", "127.0.0.1"),

@@ -203,7 +203,10 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first mask costs most; some contradictions show only here
         if matcher.is_error():
-            raise GrammarError(_shortened(matcher.get_error()))
+            reason = _shortened(matcher.get_error())
+            if spec.kind == "lark" and "::=" in spec.text:  # what other servers take under the same name
+                reason = _shortened(f"a rule of a Lark grammar is `start: ...`, `::=` is none: {reason}")
+            raise GrammarError(reason)
         compiled = CompiledGrammar(matcher, self._eos_token_ids)
         self._try(compiled.start())
         with self._lock:

@@ -254,7 +254,8 @@ def test_a_grammar_of_late_is_ready_at_once() -> None:
     [
         (GrammarSpec("json_schema", "["), "not JSON"), (GrammarSpec("json_schema", "[]"), "must be a JSON object"),
         (GrammarSpec("json_schema", "false"), "allows nothing"), (GrammarSpec("regex", "("), "unclosed"),
-        (GrammarSpec("lark", "root ::= ("), "Expected"), (GrammarSpec("yaml", "x"), "not known"),
+        (GrammarSpec("lark", "root ::= ("), "`::=` is none: .*Expected"), (GrammarSpec("lark", "start: ("), "Expected"),
+        (GrammarSpec("yaml", "x"), "not known"),
         (GrammarSpec("json_schema", '{"a":' * 3000 + "1" + "}" * 3000), "deep"),
         (GrammarSpec("regex", "(" + "x" * 5000), "unclosed"),
     ],
