@@ -103,6 +103,12 @@ def test_what_is_refused_names_the_field(hashed: Any, fields: dict[str, Any], pa
     assert words in error["message"], error
 
 
+def test_more_tokens_than_one_request_may_have_are_refused_for_good(hashed: Any) -> None:
+    error = hashed.refused(PATH, input=[[65] * 32_000] * 66)
+    assert (error["param"], error["type"]) == ("input", "invalid_request_error")
+    assert "2112000 tokens" in error["message"] and "2097151" in error["message"]
+
+
 def test_a_text_over_the_context_is_named(hashed: Any) -> None:
     reply = hashed.post(PATH, input=["short", "x" * 40_000])
     error = reply.json()["error"]

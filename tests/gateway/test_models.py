@@ -89,6 +89,18 @@ def test_bad_text_requests_are_named(alphabet: Any, path: str, body: dict[str, A
     assert alphabet.refused(path, **body)["param"] == param
 
 
+def test_more_text_than_is_tokenized_at_once_is_refused(alphabet: Any) -> None:
+    limit = 1 << 20
+    assert alphabet.post("/tokenize", prompt="é" * (limit // 2)).json()["count"] == limit
+    long = "é" * (limit // 2 + 1)
+    for body, param in (
+        ({"prompt": long, "with_pieces": True}, "prompt"),
+        ({"messages": [{"role": "user", "content": long}]}, "messages"),
+    ):
+        error = alphabet.refused("/tokenize", **body)
+        assert error["param"] == param and str(limit) in error["message"]
+
+
 def test_health_and_info_show_the_agent(alphabet: Any) -> None:
     health = alphabet.http.get("/health").json()
     assert (health["status"], health["phase"], health["models"]) == ("ok", "serving", ["null"])

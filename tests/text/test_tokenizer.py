@@ -236,6 +236,33 @@ def test_a_text_of_too_many_bytes_is_found_without_tokenizing(smol_tokenizer: Te
     assert issubclass(TextTooLong, ValueError)
 
 
+def test_of_a_long_text_the_beginning_tells(smol_tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, lengths = TextTokenizer.encode, []
+
+    def counted(self: TextTokenizer, text: str, **options: Any) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(TextTokenizer, "encode", counted)
+    text = "A long text of words, 12345 numbers and Größe. " * 20_000
+    with pytest.raises(TextTooLong) as caught:
+        smol_tokenizer.check_beginning(text, 1000)
+    assert caught.value.num_tokens > 1000 and sum(lengths) < len(text) // 50
+    with pytest.raises(TextTooLong):
+        smol_tokenizer.check_beginning(" " * 2_000_000, 1000)
+    assert max(lengths) < 300_000, "dense at the beginning, so looked at for longer"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A long text of words, 12345 numbers and Größe. ", " ", "x", "internationalization", "<|im_end|>", "漢字🙂"],
+)
+def test_a_long_text_that_fits_is_never_too_long(smol_tokenizer: TextTokenizer, text: str) -> None:
+    for tokenizer in (smol_tokenizer, BYTES):
+        whole = text * (200_000 // len(text))
+        tokenizer.check_beginning(whole, len(tokenizer.encode(whole, add_special_tokens=False, parse_special=True)))
+
+
 def test_characters_that_become_one_unknown_token_may_be_many(byte_files: TokenizerFiles) -> None:
     model = {"type": "BPE", "vocab": {"<unk>": 0, "a": 1}, "merges": [], "unk_token": "<unk>", "fuse_unk": True}
     decoder = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": False}

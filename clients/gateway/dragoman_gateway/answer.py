@@ -15,6 +15,9 @@ from dragoman_gateway.requests import Job, finish_of, outcome_of
 from dragoman_gateway.sse import DONE, Chunks
 from dragoman_gateway.streaming import EventStream
 
+# An answer with more log-probabilities is put together in a thread: a long prompt's take a second.
+MAX_INLINE_SCORES = 1000
+
 
 @dataclass(slots=True)
 class Choice:
@@ -51,7 +54,13 @@ async def answer_whole(
     request.state.has_job = True
     try:
         choices = await unless_gone(request.receive, collect(job, num_choices))
-        body = build(choices)
+        num_scored = sum(len(choice.logprobs) for choice in choices) + sum(
+            len(outcome.prompt_logprobs) for outcome in job.outcomes
+        )
+        if num_scored > MAX_INLINE_SCORES:
+            body = await unless_gone(request.receive, job.backend.models.in_thread(lambda: build(choices)))
+        else:
+            body = build(choices)
     except BaseException as error:
         job.end(*_ended_by(error))
         raise

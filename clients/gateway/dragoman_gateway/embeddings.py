@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_NUM_INPUTS
+from dragoman.limits import MAX_EMBED_TOKENS, MAX_NUM_INPUTS
 from dragoman.prefix_hash import prompt_digest_of_ids, prompt_digest_of_inputs, prompt_digest_of_text
 from dragoman.retry import RetryPolicy, may_pass
 from dragoman.ticket import ask_agent
@@ -107,7 +107,13 @@ def _messages(
         num_inputs=len(inputs),
     )
     if all(isinstance(item, list) for item in inputs):
-        acquire.prompt_tokens = sum(map(len, inputs))
+        num_tokens = sum(map(len, inputs))
+        if num_tokens > MAX_EMBED_TOKENS:
+            raise invalid(
+                f"input has {num_tokens} tokens together, at most {MAX_EMBED_TOKENS} go in one request; send several",
+                "input",
+            )
+        acquire.prompt_tokens = num_tokens
     return acquire, embed
 
 

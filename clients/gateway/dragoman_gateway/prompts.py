@@ -49,7 +49,7 @@ def chat_prompt(body: TemplateFields, model: ModelText, cache_salt: str, max_tok
 def template_ids(body: TemplateFields, model: ModelText, max_num_tokens: int | None = None) -> list[int]:
     """Token ids of the laid-out chat. Raises ApiError 400 with the path of the bad message or the template's words.
 
-    What cannot fit `max_num_tokens` is not tokenized and raises TextTooLong.
+    What cannot fit `max_num_tokens` is not tokenized whole and raises TextTooLong.
     """
     check_messages(body.messages)
     try:
@@ -152,6 +152,7 @@ def inputs_of(prompt: Any, most: int, field: str) -> list[Any]:
 def _encode(text: str, body: CompletionBody, model: ModelText, path: str) -> list[int]:
     try:
         model.tokenizer.check_size(text, model.max_context_tokens - 1)
+        model.tokenizer.check_beginning(text, model.max_context_tokens - 1)
         ids = model.tokenizer.encode(
             text,
             add_special_tokens=body.add_special_tokens is not False,

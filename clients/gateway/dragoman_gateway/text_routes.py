@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +19,10 @@ from dragoman_gateway.schema import DetokenizeBody, TemplateBody, TokenizeBody, 
 
 B = TypeVar("B", TokenizeBody, DetokenizeBody, TemplateBody)
 
+# Tokenizing takes some 200 bytes of memory and a microsecond for each byte, which a whole body of text would multiply.
+MIN_LIMIT_BYTES = 1 << 20
+BYTES_A_CONTEXT_TOKEN = 8
+
 
 async def tokenize(request: Request, backend: Backend, value: dict[str, Any]) -> Response:
     """Token ids of `prompt`, or of `messages` through the chat template."""
@@ -25,26 +30,45 @@ async def tokenize(request: Request, backend: Backend, value: dict[str, Any]) ->
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give either prompt or messages", "prompt" if body.prompt is None else "messages")
 
-    def work() -> list[int]:
-        if body.messages is not None:
-            return template_ids(body, model)
+    # The reply is written in the thread as well: beside long texts it is long.
+    headers = ignored_header(ignored)
+    return await unless_gone(
+        request.receive, backend.models.in_thread(lambda: json_reply(_tokenized(body, model), headers=headers))
+    )
+
+
+def _tokenized(body: TokenizeBody, model: ModelText) -> dict[str, Any]:
+    """The reply of /tokenize. Raises ApiError 400."""
+    _check_size(body, model)
+    if body.messages is not None:
+        ids = template_ids(body, model)
+    else:
         try:
-            return model.tokenizer.encode(
+            ids = model.tokenizer.encode(
                 body.prompt or "",
                 add_special_tokens=body.add_special_tokens is not False,
                 parse_special=body.parse_special_tokens is not False,
             )
         except ValueError as error:
             raise invalid(str(error), "prompt") from None
-
-    ids = await unless_gone(request.receive, backend.models.in_thread(work))
     answer: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": model.max_context_tokens}
     if body.with_pieces:
         pieces = [model.tokenizer.token_bytes(token_id) for token_id in ids]
         answer["pieces"] = [
             {"id": i, "piece": token_text(b), "bytes": list(b)} for i, b in zip(ids, pieces, strict=True)
         ]
-    return json_reply(answer, headers=ignored_header(ignored))
+    return answer
+
+
+def _check_size(body: TokenizeBody, model: ModelText) -> None:
+    """Raises ApiError 400 for more text than is tokenized in one request; of messages their JSON counts."""
+    param, data = ("prompt", body.prompt) if body.messages is None else ("messages", orjson.dumps(body.messages))
+    num_bytes = len(data if isinstance(data, bytes) else (data or "").encode("utf-8", "surrogatepass"))
+    limit = max(MIN_LIMIT_BYTES, BYTES_A_CONTEXT_TOKEN * model.max_context_tokens)
+    if num_bytes > limit:
+        raise invalid(
+            f"{param} has {num_bytes} bytes, at most {limit} are tokenized in one request; send it in parts", param
+        )
 
 
 async def detokenize(request: Request, backend: Backend, value: dict[str, Any]) -> Response:

@@ -88,12 +88,13 @@ class ChatTemplate:
         """The prompt's text as `render` gives it and its token ids, one BOS at most. Raises as `render` does.
 
         Control tokens come from the template only: their spelling in messages, tools or arguments stays text.
-        A laid-out text that cannot fit `max_num_tokens` raises TextTooLong before it is tokenized.
+        A laid-out text that cannot fit `max_num_tokens` raises TextTooLong before it is tokenized whole.
         """
         control, variables = self._prepare(list(tokenizer.special_tokens), messages, tools, template_kwargs)
         text = self._lay_out(control, variables, add_generation_prompt, continue_final_message)
         if max_num_tokens is not None:
             tokenizer.check_size(text, max_num_tokens)
+            tokenizer.check_beginning(text, max_num_tokens)
         if control.found:
             ids = encode_apart(tokenizer, text, control)
         else:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dragoman.channel import MAX_MESSAGE_BYTES
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_NUM_INPUTS
+from dragoman.limits import MAX_EMBED_TOKENS, MAX_NUM_INPUTS
 from dragoman.serving import Context
 from dragoman.v1 import embedding_service_pb2, embedding_service_pb2_grpc, error_pb2
 from dragoman_agent.device.base import Float32Array
@@ -50,6 +50,7 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
             check_shape(request, self._model.limits.hidden_size)
             prompts, num_added = await self._prompts(request)
             num_tokens = sum(map(len, prompts))
+            check_total(num_tokens - num_added)
             # What this side has put before the texts nobody could ask a ticket for.
             check_prompt_tokens(grant, num_tokens - num_added)
             inputs = self._begin(request.request_id, prompts, grant, context.time_remaining())
@@ -228,6 +229,15 @@ def check_shape(request: embedding_service_pb2.EmbedRequest, hidden_size: int) -
             f"inputs: {len(request.inputs)} vectors of {width} values are {size} bytes, a reply holds {MAX_MESSAGE_BYTES}; "
             f"send at most {MAX_MESSAGE_BYTES // (width * _FLOAT_BYTES + _ENTRY_BYTES)} inputs in one request",
             metadata={"param": "inputs", "limit": str(MAX_MESSAGE_BYTES)},
+        )
+
+
+def check_total(num_tokens: int) -> None:
+    """Texts ask for their ticket by their bytes; only here is seen that no ticket can allow so many tokens."""
+    if num_tokens > MAX_EMBED_TOKENS:
+        invalid(
+            "inputs",
+            f"all together have {num_tokens} tokens, at most {MAX_EMBED_TOKENS} go in one request; send several",
         )
 
 

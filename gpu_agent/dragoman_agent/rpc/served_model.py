@@ -91,12 +91,16 @@ class ServedModel:
 
     def _encode(self, request: generation_service_pb2.GenerateRequest) -> list[int]:
         options = request.text_options
+        limit = self.limits.max_context_tokens
         try:
+            self.tokenizer.check_beginning(request.text, limit - 1)
             return self.tokenizer.encode(
                 request.text,
                 add_special_tokens=not options.HasField("add_special_tokens") or options.add_special_tokens,
                 parse_special=not options.HasField("parse_special_tokens") or options.parse_special_tokens,
             )
+        except TextTooLong as error:
+            raise context_exceeded(error.num_tokens, limit, asked_output_tokens(request), at_least=True) from None
         except ValueError as error:
             invalid("text", str(error))
 

@@ -150,6 +150,13 @@ async def test_b06_b23_s20_bad_inputs(channel: grpc.aio.Channel, inputs: list[An
     assert (error.reason_name, error.metadata["param"]) == (reason, param)
 
 
+async def test_s20_more_tokens_than_a_ticket_can_allow_are_no_stale_ticket(channel: grpc.aio.Channel) -> None:
+    stub = embedding_service_pb2_grpc.EmbeddingServiceStub(channel)
+    error = await error_of(stub.Embed(embed_request(*[[7] * 32_000] * 66)))
+    assert (error.reason_name, error.metadata["param"]) == ("invalid_request", "inputs")
+    assert "2112000 tokens" in error.message and "send several" in error.message
+
+
 def test_a_reply_that_no_message_holds_is_refused_before_it_is_computed() -> None:
     request = embed_request(*["x"] * 2048)
     with pytest.raises(DragomanError, match="send at most 1023 inputs") as caught:
