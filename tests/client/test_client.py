@@ -97,6 +97,32 @@ async def test_tokenize_and_back(client: AsyncClient) -> None:
     assert await client.detokenize(ids) == text
 
 
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        (lambda client: client.tokenize(None), "text"),
+        (lambda client: client.tokenize("\ud800"), "text"),
+        (lambda client: client.detokenize([-1]), "token_ids"),
+        (lambda client: client.detokenize(None), "token_ids"),
+        (lambda client: client.detokenize("ab"), "token_ids"),
+        (lambda client: client.detokenize(b"ab"), "token_ids"),
+        (lambda client: client.embed(None), "texts"),
+        (lambda client: client.embed(5), "texts"),
+        (lambda client: client.embed(b"ab"), "texts"),
+        (lambda client: client.embed(["a", "\ud800"]), "texts[1]"),
+        (lambda client: client.embed([[1], [-1]]), "texts[1]"),
+        (lambda client: client.embed([b"ab"]), "texts[0]"),
+        (lambda client: client.cancel(5), "request_id"),
+        (lambda client: client.complete("a", model=5), "model"),
+    ],
+)
+async def test_a_bad_argument_of_any_call_is_named(client: AsyncClient, call: Any, param: str) -> None:
+    with pytest.raises(DragomanError) as failure:
+        await call(client)
+    assert reason(failure) == "invalid_request" and failure.value.metadata["param"] == param
+    assert failure.value.message.startswith(f"{param}: ")
+
+
 async def test_embeddings_have_norm_one_and_keep_their_order(client: AsyncClient) -> None:
     both = await client.embed(["one text", "another"])
     alone = await client.embed("another")

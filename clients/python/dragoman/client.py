@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
@@ -29,7 +29,9 @@ from dragoman.request import (
     given_options,
     invalid,
     is_conversation,
+    read_ids,
     read_seconds,
+    read_text,
 )
 from dragoman.results import Embeddings, GenerationResult, Quote, quote_of
 from dragoman.retry import RetryBudget, RetryPolicy, Step, step_after
@@ -51,7 +53,6 @@ from dragoman.v1 import (
     telemetry_service_pb2,
     tokenizer_service_pb2,
     tokenizer_service_pb2_grpc,
-    tokens_pb2,
 )
 
 DEFAULT_CONTROLLER = "127.0.0.1:50050"
@@ -155,6 +156,8 @@ class AsyncClient:
         Before each text goes the model's own prompt of that name, such as "query", or `instruction`, the task of the queries
         that the texts are, in the form that the model was trained with.
         """
+        if isinstance(texts, bytes | bytearray | Mapping) or not isinstance(texts, Iterable):
+            raise invalid("texts", f"must be a text or a list of texts, not {texts!r:.80}")
         inputs = [texts] if isinstance(texts, str) else list(texts)
         if not inputs:
             raise invalid("texts", "is empty; give at least one text")
@@ -180,7 +183,7 @@ class AsyncClient:
         """The token ids of a text. The two switches default to the agent's: yes."""
         request = tokenizer_service_pb2.TokenizeRequest(
             model=await self._directory.resolve(model),
-            text=text,
+            text=read_text("text", text),
             add_special_tokens=add_special_tokens,
             parse_special_tokens=parse_special_tokens,
         )
@@ -195,7 +198,7 @@ class AsyncClient:
         """The text of token ids; bytes that form no character appear as U+FFFD."""
         request = tokenizer_service_pb2.DetokenizeRequest(
             model=await self._directory.resolve(model),
-            token_ids=tokens_pb2.TokenIds(ids=token_ids),
+            token_ids=read_ids("token_ids", token_ids),
             skip_special_tokens=skip_special_tokens,
         )
         address = await self._directory.agent_of(request.model)
@@ -208,7 +211,7 @@ class AsyncClient:
 
         A stream of one's own is cancelled more directly by leaving its loop or by `aclose`.
         """
-        request = generation_service_pb2.CancelGenerationRequest(request_id=request_id)
+        request = generation_service_pb2.CancelGenerationRequest(request_id=read_text("request_id", request_id))
         for address in await self._directory.addresses():
             stub = generation_service_pb2_grpc.GenerationServiceStub(self._channels.get(*address))
             try:
@@ -334,13 +337,13 @@ class AsyncClient:
         self, request: embedding_service_pb2.EmbedRequest, inputs: Sequence[str | Sequence[int]]
     ) -> admission_service_pb2.AcquireTicketRequest:
         digests, num_bytes = [], 0
-        for item in inputs:
+        for index, item in enumerate(inputs):
             if isinstance(item, str):
-                request.inputs.add(text=item)
+                request.inputs.add(text=read_text(f"texts[{index}]", item))
                 digests.append(prompt_digest_of_text(item))
                 num_bytes += len(item.encode())
             else:
-                request.inputs.add(token_ids=tokens_pb2.TokenIds(ids=item))
+                request.inputs.add(token_ids=read_ids(f"texts[{index}]", item))
                 digests.append(prompt_digest_of_ids(item))
                 num_bytes += 4 * len(item)
         return admission_service_pb2.AcquireTicketRequest(

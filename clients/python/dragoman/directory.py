@@ -63,6 +63,9 @@ class Directory:
     async def resolve(self, model: str | None) -> str:
         """The model to ask for: the one named, or the only one served. Raises DragomanError."""
         if model:
+            if not isinstance(model, str):
+                message = f"model: must be a text, not {model!r:.80}"
+                raise DragomanError(error_pb2.ERROR_REASON_INVALID_REQUEST, message, metadata={"param": "model"})
             return model
         if self._agent is not None:
             return await self._model_of_agent(self._agent)

@@ -13,7 +13,7 @@ from dragoman.durations import duration_of
 from dragoman.errors import DragomanError
 from dragoman.prefix_hash import prefix_hashes, prompt_digest_of_ids, prompt_digest_of_text, root_hash, wire_hash
 from dragoman.v1 import admission_service_pb2 as admission_pb
-from dragoman.v1 import error_pb2
+from dragoman.v1 import error_pb2, tokens_pb2
 from dragoman.v1 import generation_service_pb2 as pb
 from dragoman.v1.tokenizer_service_pb2 import ChatMessage
 
@@ -123,11 +123,12 @@ def given_options(options: GenerateOptions) -> dict[str, Any]:
 
 def build_generate(prompt: str | Sequence[int], given: Mapping[str, Any], model: str) -> pb.GenerateRequest:
     """The request for an agent, without ticket, deadline and resume state. Raises DragomanError(INVALID_REQUEST)."""
-    request = pb.GenerateRequest(request_id=given.get("request_id") or str(uuid.uuid4()), model=model)
+    request_id = read_text("request_id", given.get("request_id") or str(uuid.uuid4()))
+    request = pb.GenerateRequest(request_id=request_id, model=model)
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
         raise invalid("prompt", f"must be a text, a list of token ids or a list of messages, not {prompt!r:.80}")
     if isinstance(prompt, str):
-        request.text = _utf8("prompt", prompt)
+        request.text = read_text("prompt", prompt)
     else:
         if not prompt:
             raise invalid("prompt", "the list of token ids is empty; give at least one")
@@ -150,9 +151,9 @@ def build_generate(prompt: str | Sequence[int], given: Mapping[str, Any], model:
     for text in [stops] if isinstance(stops, str) else stops:
         if not isinstance(text, str) or not text:
             raise invalid("stop", f"{text!r} is not a text of at least one character")
-        request.stop.strings.append(_utf8("stop", text))
+        request.stop.strings.append(read_text("stop", text))
     _add_form(request.sampling, given)
-    request.cache_salt = given.get("cache_salt", "")
+    request.cache_salt = read_text("cache_salt", given.get("cache_salt", ""))
     return request
 
 
@@ -227,7 +228,7 @@ def build_messages(messages: Sequence[Message]) -> list[ChatMessage]:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise invalid(f"{path}.{key}", f"must be a text, not {message.get(key)!r}")
-        built.append(ChatMessage(role=message["role"], content=_utf8(f"{path}.content", message["content"])))
+        built.append(ChatMessage(role=message["role"], content=read_text(f"{path}.content", message["content"])))
     if not built:
         raise invalid("messages", "the conversation is empty; give at least one message")
     return built
@@ -246,12 +247,25 @@ def read_seconds(param: str, value: Any) -> float:
     return float(value)
 
 
-def _utf8(param: str, text: str) -> str:
+def read_text(param: str, text: Any) -> str:
+    """A text that can be sent. Raises DragomanError(INVALID_REQUEST) for anything else, and for half a character."""
+    if not isinstance(text, str):
+        raise invalid(param, f"must be a text, not {text!r:.80}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise invalid(param, f"is not valid Unicode: a lone surrogate at position {error.start}") from None
     return text
+
+
+def read_ids(param: str, ids: Any) -> tokens_pb2.TokenIds:
+    """Token ids to send. Raises DragomanError(INVALID_REQUEST) for anything that is no list of them."""
+    if ids is None or isinstance(ids, str | bytes | bytearray):  # none would be sent, or characters pass for ids
+        raise invalid(param, f"must be a list of token ids, not {ids!r:.80}")
+    try:
+        return tokens_pb2.TokenIds(ids=ids)
+    except (TypeError, ValueError) as error:
+        raise invalid(param, f"is no list of token ids: {error}") from None
 
 
 def _assign(message: Any, name: str, option: str, value: Any) -> None:
