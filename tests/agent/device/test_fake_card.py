@@ -1,0 +1,54 @@
+"""No step of the GPU backend makes the host wait for the card, and none mixes what lies on the card with what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+# Top-p without top-k asks whether its candidates are enough; whoever asks for scores is not run ahead of.
+MAY_WAIT = {f"{step} with top-p alone": ["aten.nonzero.default"] for step in ("decode", "mixed", "long")} | {
+    "scored": ["to"]
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """In a process of its own: kernels are replaced there, and not interpreted."""
+    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.agent.device.fake_card"], cwd=ROOT, text=True, capture_output=True,
+        env={**environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+@pytest.mark.parametrize("plan", ["planned", "dependent", "deterministic"])
+def test_a_step_is_handed_over_without_waiting(found: dict[str, Any], plan: str) -> None:
+    waits = found[plan]
+    assert len(waits) == 3 * 6 + 2 and "long sampled late" in waits
+    assert {name: calls for name, calls in waits.items() if set(calls) - set(MAY_WAIT.get(name, []))} == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "step", "call"),
+    [
+        ("pageable", "decode", "copy_"),
+        ("index", "mixed", "index"),
+        ("item", "mixed", "aten._local_scalar_dense.default"),
+    ],
+)
+def test_what_waits_is_named(found: dict[str, Any], fault: str, step: str, call: str) -> None:
+    assert found[fault][step] == [call]
+
+
+def test_a_tensor_that_lies_elsewhere_is_refused(found: dict[str, Any]) -> None:
+    assert found["elsewhere"] == "_resolve_kernel is given a tensor on cpu"
