@@ -90,8 +90,7 @@ def test_bad_text_requests_are_named(alphabet: Any, path: str, body: dict[str, A
 
 
 def test_more_text_than_is_tokenized_at_once_is_refused(alphabet: Any) -> None:
-    limit = 1 << 20
-    assert alphabet.post("/tokenize", prompt="é" * (limit // 2)).json()["count"] == limit
+    limit = 2 << 20
     long = "é" * (limit // 2 + 1)
     for body, param in (
         ({"prompt": long, "with_pieces": True}, "prompt"),

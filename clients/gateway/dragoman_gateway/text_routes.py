@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dragoman.limits import MAX_TOKENIZE_BYTES
 from dragoman_gateway.backend import Backend
 from dragoman_gateway.errors import invalid
 from dragoman_gateway.http import json_reply, unless_gone
@@ -18,10 +19,6 @@ from dragoman_gateway.sampling import check_ids
 from dragoman_gateway.schema import DetokenizeBody, TemplateBody, TokenizeBody, ignored_header, parse_body
 
 B = TypeVar("B", TokenizeBody, DetokenizeBody, TemplateBody)
-
-# Tokenizing takes some 200 bytes of memory and a microsecond for each byte, which a whole body of text would multiply.
-MIN_LIMIT_BYTES = 1 << 20
-BYTES_A_CONTEXT_TOKEN = 8
 
 
 async def tokenize(request: Request, backend: Backend, value: dict[str, Any]) -> Response:
@@ -39,7 +36,7 @@ async def tokenize(request: Request, backend: Backend, value: dict[str, Any]) ->
 
 def _tokenized(body: TokenizeBody, model: ModelText) -> dict[str, Any]:
     """The reply of /tokenize. Raises ApiError 400."""
-    _check_size(body, model)
+    _check_size(body)
     if body.messages is not None:
         ids = template_ids(body, model)
     else:
@@ -60,14 +57,14 @@ def _tokenized(body: TokenizeBody, model: ModelText) -> dict[str, Any]:
     return answer
 
 
-def _check_size(body: TokenizeBody, model: ModelText) -> None:
+def _check_size(body: TokenizeBody) -> None:
     """Raises ApiError 400 for more text than is tokenized in one request; of messages their JSON counts."""
     param, data = ("prompt", body.prompt) if body.messages is None else ("messages", orjson.dumps(body.messages))
     num_bytes = len(data if isinstance(data, bytes) else (data or "").encode("utf-8", "surrogatepass"))
-    limit = max(MIN_LIMIT_BYTES, BYTES_A_CONTEXT_TOKEN * model.max_context_tokens)
-    if num_bytes > limit:
+    if num_bytes > MAX_TOKENIZE_BYTES:
         raise invalid(
-            f"{param} has {num_bytes} bytes, at most {limit} are tokenized in one request; send it in parts", param
+            f"{param} has {num_bytes} bytes, at most {MAX_TOKENIZE_BYTES} are tokenized in one request; send it in parts",
+            param,
         )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from dragoman.errors import DragomanError
+from dragoman.limits import MAX_TOKENIZE_BYTES
 from dragoman.serving import Context
-from dragoman.v1 import tokenizer_service_pb2, tokenizer_service_pb2_grpc, tokens_pb2
+from dragoman.v1 import error_pb2, tokenizer_service_pb2, tokenizer_service_pb2_grpc, tokens_pb2
 from dragoman_agent.rpc.refusal import invalid
 from dragoman_agent.rpc.served_model import ServedModel
 from dragoman_agent.rpc.validate import check_token_ids
@@ -27,6 +29,7 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_service_pb2.TokenizeResponse:
         """Ids and the bytes each stands for; an empty text gives what the tokenizer adds by itself."""
         self._model.check_name(request.model)
+        check_num_bytes("text", len(request.text.encode()))
         return await asyncio.to_thread(self._tokenize, request)
 
     async def Detokenize(
@@ -50,6 +53,7 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
             invalid("messages", "is empty; send at least one message")
         if len(request.messages) > MAX_NUM_MESSAGES:
             invalid("messages", f"has {len(request.messages)} entries, at most {MAX_NUM_MESSAGES} are allowed")
+        check_num_bytes("messages", sum(len(message.content.encode()) for message in request.messages))
         return await asyncio.to_thread(self._apply, request)
 
     async def GetTokenizer(
@@ -94,3 +98,13 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
         except ValueError as error:
             invalid("messages", str(error))
         return tokenizer_service_pb2.ApplyTemplateResponse(text=text, token_ids=tokens_pb2.TokenIds(ids=ids))
+
+
+def check_num_bytes(param: str, num_bytes: int) -> None:
+    """Raises DragomanError for more text than is tokenized in one request."""
+    if num_bytes > MAX_TOKENIZE_BYTES:
+        raise DragomanError(
+            error_pb2.ERROR_REASON_REQUEST_TOO_LARGE,
+            f"{param}: has {num_bytes} bytes, at most {MAX_TOKENIZE_BYTES} are tokenized in one request; send it in parts",
+            metadata={"param": param, "limit": str(MAX_TOKENIZE_BYTES)},
+        )

@@ -18,6 +18,7 @@ from tests.agent.conftest import AgentProcess
 
 from dragoman.channel import MAX_MESSAGE_BYTES, channel_options
 from dragoman.errors import DragomanError, from_rpc_error
+from dragoman.limits import MAX_TOKENIZE_BYTES
 from dragoman.v1 import (
     embedding_service_pb2_grpc,
     generation_service_pb2_grpc,
@@ -197,6 +198,21 @@ async def test_tokenize_and_back(channel: grpc.aio.Channel) -> None:
     error = await error_of(stub.Detokenize(DetokenizeRequest(token_ids=TokenIds(ids=[1, 259]))))
     assert error.metadata["param"] == "token_ids.ids[1]"
     assert (await error_of(stub.Tokenize(TokenizeRequest(model="x")))).reason_name == "model_not_served"
+
+
+async def test_s14_more_text_than_is_tokenized_at_once_names_the_limit(channel: grpc.aio.Channel) -> None:
+    stub = tokenizer_service_pb2_grpc.TokenizerServiceStub(channel)
+    most = await stub.Tokenize(TokenizeRequest(text="x" * MAX_TOKENIZE_BYTES))
+    assert len(most.token_ids.ids) == len(most.pieces) == MAX_TOKENIZE_BYTES, "its reply fits"
+    long = "x" * (MAX_TOKENIZE_BYTES + 1)
+    messages = [ChatMessage(role="user", content=long[: 1 << 20]) for _ in range(3)]
+    for call, param in (
+        (stub.Tokenize(TokenizeRequest(text=long)), "text"),
+        (stub.ApplyTemplate(ApplyTemplateRequest(messages=messages)), "messages"),
+    ):
+        error = await error_of(call)
+        assert (error.reason_name, error.metadata["param"]) == ("request_too_large", param)
+        assert str(MAX_TOKENIZE_BYTES) in error.message
 
 
 async def test_b17_template_ids_hold_only_the_templates_control_tokens(channel: grpc.aio.Channel) -> None:
