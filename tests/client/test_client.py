@@ -20,8 +20,8 @@ from dragoman.v1 import agent_pb2
 @pytest.fixture
 async def client(controller: str) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(controller) as made:
-        async with asyncio.timeout(10):  # the agent registers after it is ready
-            while not await made.agents():  # noqa: ASYNC110
+        async with asyncio.timeout(10):  # an agent is listed before it serves
+            while not any(agent.state == agent_pb2.AGENT_STATE_SERVING for agent in await made.agents()):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         yield made
 
