@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -30,34 +28,31 @@ from dragoman_agent.device.checks import check_batch, check_loadable
 from dragoman_agent.device.cuda_blocks import CudaBlocks
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_float8 import find_scales
-from dragoman_agent.device.cuda_inputs import mixed_inputs
+from dragoman_agent.device.cuda_graphs import StepGraphs
+from dragoman_agent.device.cuda_inputs import MixedInputs, Room, Views, mixed_inputs
 from dragoman_agent.device.cuda_make import make_ops
 from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
 from dragoman_agent.device.cuda_weights import load_weights
-from dragoman_agent.device.torch_runtime import Graph, Runtime, Stream, open_runtime
-from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle
-from dragoman_agent.device.warm_up import decode_batch, timed_steps, warm_up_batch
+from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
+from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle, score_hidden
+from dragoman_agent.device.warm_up import decode_batch, prompt_batch, step_seconds, timed_steps, warm_up_batch
 from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.philox import UniformsAhead
-from dragoman_agent.engine.sampler import Sampled, sample_some, score
-from dragoman_agent.engine.sampling_terms import GREEDY_BELOW
+from dragoman_agent.engine.sampler import Sampled, sample_some
+from dragoman_agent.engine.sampling_terms import rows_beyond_temperature
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.plan import KV_FLOAT8, Plan
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
-from dragoman_kernels.triton.step_inputs import StepInputs
+from dragoman_kernels.triton.step_inputs import HEAD_WORDS, StepInputs
 
 log = logging.getLogger(__name__)
 
-_NUM_TIMED = 4  # steps of each shape, the first of them not counted
-_NUM_TIMED_LONG = 3  # of long steps: how much they differ is a matter of microseconds
-_LONG_STEP_SECONDS = 5e-3
-_NUM_WARM_LAYERS = 2  # one after another, as all the others are
-_SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
+_NO_MEMORY = ("out of memory", "ALLOC_FAILED")  # in the words of torch, Triton and cuBLAS
 _RING = 3  # steps whose host buffers may be under way at once
-_HELD = ("_copier", "_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
+_HELD = ("_copier", "_graphs", "_mixed_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
 
 
 class CudaDevice(CudaBlocks):
@@ -74,7 +69,8 @@ class CudaDevice(CudaBlocks):
         self._device = self._runtime.device
         self.errors = self._runtime.errors
         # What is wrong with the data, and with the device.
-        self._wrong: tuple[type[Exception], ...] = (ValueError, torch.OutOfMemoryError, *self.errors)
+        # Triton and libraries raise RuntimeError for whatever the driver says.
+        self._wrong: tuple[type[Exception], ...] = (ValueError, RuntimeError)
         self.info: dict[str, Any] = {}
         self._loaded = self._closed = False
 
@@ -93,6 +89,7 @@ class CudaDevice(CudaBlocks):
                 self._take_memory(progress)
                 self._warm_up(progress)
                 timed = self._time_steps()
+                prompt_seconds = self._time_prompt()
         except torch.OutOfMemoryError as error:
             raise DeviceError(
                 f"{model.name} does not fit on the GPU: {str(error).splitlines()[0]} "
@@ -112,8 +109,10 @@ class CudaDevice(CudaBlocks):
             "weight_bytes": model.total_bytes,
             "load_seconds": time.monotonic() - started,
             "weights_gb_per_second": round(model.total_bytes / seconds / 1e9, 2),
-            "graph_batch_sizes": list(self._graphs),
+            "graph_batch_sizes": self._graphs.sizes,
+            "mixed_graph_tokens": sorted({room.num_tokens for room in self._mixed_graphs.sizes}),
             "decode_steps": timed,
+            "mixed_step_seconds": prompt_seconds,
         }
         if self._cache.scales:
             self.info["kv_scales"] = [list(pair) for pair in self._cache.scales]
@@ -135,7 +134,8 @@ class CudaDevice(CudaBlocks):
             torch.arange(plan.max_context_tokens, dtype=torch.float64), torch.from_numpy(frequencies).double()
         )
         cos, sin = ((table * factor).float().to(device) for table in (angles.cos(), angles.sin()))
-        rows = max(plan.max_num_seqs, plan.min_gemm_rows)
+        # A multiple of 4, so that both rows of the results lie on 16 bytes: the kernel that writes them is compiled for that.
+        rows = -(-max(plan.max_num_seqs, plan.min_gemm_rows) // 4) * 4
         self._stream: Stream = self._runtime.new_stream()
         self._ops = make_ops(config, plan, cos, sin, rows, self._stream)
         self._cache = self._make_cache()
@@ -153,8 +153,10 @@ class CudaDevice(CudaBlocks):
         self._awaits_sampling = False
         self._uniforms = UniformsAhead()
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
-        self._graphs: dict[int, tuple[Graph, torch.Tensor]] = {}
-        self._graph_sizes: list[int] = []  # of `_graphs`, rising
+        self._graphs: StepGraphs[int] = StepGraphs(self._runtime, self._stream)  # of decode, by sequences
+        # Of steps with prompts, beside which sequences may decode.
+        self._mixed_graphs: StepGraphs[Room] = StepGraphs(self._runtime, self._stream, self._graphs)
+        self._runtime.synchronize()  # what was filled so far was in another stream
 
     def _make_cache(self) -> PagedCache:
         """The arena; scales first where it is kept in eight bits, since finding them takes a layer's K and V as they are."""
@@ -175,43 +177,47 @@ class CudaDevice(CudaBlocks):
         """Compile the kernels with a prefill and a decode step, then capture the graphs, largest first."""
         if isinstance(self._ops, FixedOps):
             self._ops.check_tiles(self._weights)
-        sizes = sorted((s for s in self._plan.graph_batch_sizes if s <= self._plan.max_num_seqs), reverse=True)
-        total = 2 + len(sizes)
+        plan = self._plan
+        # What takes most memory first: the graphs share it.
+        mixed = sorted(Room.all_of(plan, self._ops), reverse=True)
+        sizes = sorted((s for s in plan.graph_batch_sizes if s <= plan.max_num_seqs), reverse=True)
+        total = 2 + len(mixed) + len(sizes)
         # Long enough for a tile without and one with a mask, so that nothing compiles in a user's step.
-        chunk = min(200, self._plan.max_batch_tokens, (self._plan.num_blocks - 1) * self._plan.page_size - 1)
+        chunk = min(200, plan.max_batch_tokens, (plan.num_blocks - 1) * plan.page_size - 1)
         for done, (start, count) in enumerate(((0, chunk), (chunk, 1))):
             progress(LoadProgress("warmup", done, total, "steps"))
             with self._runtime.on(self._stream):
-                self._run(warm_up_batch(self._plan.page_size, start, count)).result()
-        for done, size in enumerate(sizes, 2):
+                self._run(warm_up_batch(plan.page_size, start, count)).result()
+        for done, room in enumerate(mixed, 2):
             progress(LoadProgress("warmup", done, total, "steps"))
-            self._capture(size)
+            self._capture_mixed(room)
+        with self._runtime.on(self._stream):
+            self._packed.zero_()  # a step of no rows
+        for done, size in enumerate(sizes, 2 + len(mixed)):
+            progress(LoadProgress("warmup", done, total, "steps"))
+            self._graphs.add(size, partial(self._decode_step, size))
         progress(LoadProgress("warmup", total, total, "steps"))
 
     def _time_steps(self) -> list[tuple[int, int, float]]:
         """(batch, context, median device seconds) of decode steps, for the step model: under a second in all."""
-        found = []
-        for batch, context in timed_steps(self._plan) if self._graphs else ():
-            step = decode_batch(self._plan, batch, context)
-            with self._runtime.on(self._stream):
-                handles = [self._run(step)]
-                seconds: list[float] = []
-                while len(seconds) < (
-                    _NUM_TIMED_LONG if min(seconds, default=0.0) > _LONG_STEP_SECONDS else _NUM_TIMED
-                ):
-                    handles.append(self._run(step))  # behind the one that is waited for, as in service
-                    seconds.append(handles.pop(0).result().seconds)
-                handles.pop().result()
-            found.append((batch, context, statistics.median(seconds[1:])))
-        return found
-
-    def _capture(self, size: int) -> None:
+        shapes = timed_steps(self._plan) if self._graphs.sizes else []
         with self._runtime.on(self._stream):
-            self._decode_step(size, _NUM_WARM_LAYERS)  # compiles what this size needs, the same in each layer
-        self._runtime.synchronize()
-        pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
-        self._graphs[size] = self._runtime.capture(self._stream, partial(self._decode_step, size), pool)
-        insort(self._graph_sizes, size)
+            return [(*shape, step_seconds(self._run, decode_batch(self._plan, *shape))) for shape in shapes]
+
+    def _time_prompt(self) -> float | None:
+        """Median device seconds of a prompt that fills the graph which the plan predicts, None without one."""
+        if (size := self._plan.mixed_timed()) is None or not self._mixed_graphs.sizes:
+            return None
+        with self._runtime.on(self._stream):
+            return step_seconds(self._run, prompt_batch(self._plan, size))
+
+    def _capture_mixed(self, room: Room) -> None:
+        """Over words that are there while the first layers run, and again at each replay."""
+        inputs = mixed_inputs(warm_up_batch(self._plan.page_size, 0, 1), self._plan, self._ops, (room,))
+        with self._runtime.on(self._stream):
+            views = self._send(inputs, self._slots[0])
+        step = inputs.padded_step(views, self._plan, self._inputs.block_tables)
+        self._mixed_graphs.add(room, partial(self._forward, step))
 
     # Steps.
 
@@ -235,13 +241,12 @@ class CudaDevice(CudaBlocks):
                 yield
         except DeviceError:
             raise
-        except torch.OutOfMemoryError as error:
-            self._release_unused()
-            raise DeviceMemoryError(
-                f"a step of {len(batch.token_ids)} tokens does not fit: {str(error).splitlines()[0]}"
-            ) from None
         except self._wrong as error:
-            raise DeviceError(f"Step {batch.step} failed on the GPU: {str(error).splitlines()[0]}") from error
+            what = str(error).partition("\n")[0]
+            if not any(words in what for words in _NO_MEMORY):
+                raise DeviceError(f"Step {batch.step} failed on the GPU: {what}") from error
+            self._release_unused()
+            raise DeviceMemoryError(f"a step of {len(batch.token_ids)} tokens does not fit: {what}") from None
 
     def last_logits(self) -> torch.Tensor:
         """Logits [num_samples, vocab_size] bfloat16 of the last step; the next step overwrites them. For checks."""
@@ -272,16 +277,14 @@ class CudaDevice(CudaBlocks):
         slot.begin.record(self._stream)
         pooled: torch.Tensor | None = None
         scores: Scores | None = None
-        if is_decode and (nth := bisect_left(self._graph_sizes, num_seqs)) < len(self._graph_sizes):
-            size = self._graph_sizes[nth]
-            self._fill_decode(batch, slot, max(size, self._plan.min_gemm_rows))
-            graph, logits = self._graphs[size]
-            graph.replay()
+        if is_decode and (size := self._graphs.at_least(num_seqs)) is not None:
+            self._fill_decode(batch, slot)
+            logits = self._graphs.replay(size)
         else:
             logits, hidden = self._mixed_step(batch, slot)
             pooled = hidden[: len(batch.pool_seqs)].float() if len(batch.pool_seqs) else None
             if len(batch.score_rows):
-                scores = self._score(hidden[len(batch.pool_seqs) :], batch)
+                scores = score_hidden(hidden[len(batch.pool_seqs) :], batch, self._head)
         self._logits = logits
         self._num_sampled = num_rows
         self._awaits_sampling = batch.sampling_follows
@@ -302,7 +305,7 @@ class CudaDevice(CudaBlocks):
         """Sample what the kernel has not, and send the results to the host; on the stream of the steps."""
         sampled = None
         # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
-        picked = _rows_to_sample(sampling)
+        picked = rows_beyond_temperature(sampling)
         if len(picked):
             sampled = sample_some(logits, sampling, picked)
             rows = send({"rows": picked}, self._device)["rows"]
@@ -312,25 +315,12 @@ class CudaDevice(CudaBlocks):
         slot.end.record(self._stream)
         return sampled
 
-    def _score(self, hidden: torch.Tensor, batch: StepBatch) -> Scores:
-        """Logprobs of `score_targets`, a few rows at a time: logits of a whole prompt would take gigabytes."""
-        targets = torch.from_numpy(batch.score_targets).to(self._device).long()
-        parts = []
-        for start in range(0, len(hidden), _SCORED_AT_ONCE):
-            rows = slice(start, start + _SCORED_AT_ONCE)
-            logits = self._ops.linear(hidden[rows], self._weights.head, None).float()
-            parts.append(score(logits, targets[rows], batch.num_score_logprobs))
-        logprobs = torch.cat([own for own, _, _ in parts])
-        top = [(ids, values) for _, ids, values in parts if ids is not None and values is not None]
-        if not top:
-            return logprobs, None, None
-        return logprobs, torch.cat([ids for ids, _ in top]).int(), torch.cat([values for _, values in top])
-
-    def _fill_decode(self, batch: StepBatch, slot: StepSlot, num_padded: int) -> None:
-        """One copy to the device, spread over the static arrays that the graphs read."""
+    def _fill_decode(self, batch: StepBatch, slot: StepSlot) -> None:
+        """One copy to the device, which the graph spreads over the static arrays."""
         num_rows, sampling = len(batch.token_ids), batch.sampling
         width = -(-int(batch.context_lens.max()) // self._plan.page_size)
-        host = slot.host
+        slot.host[:2] = num_rows, width
+        host = slot.host[HEAD_WORDS:]
         head = host[: 7 * num_rows]
         head[: 4 * num_rows].reshape(4, num_rows)[:] = (
             batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens,
@@ -339,25 +329,25 @@ class CudaDevice(CudaBlocks):
         head[5 * num_rows :] = self._uniforms.draw(sampling.seeds, sampling.choices, sampling.cursors).view(np.int32)
         words = num_rows * (7 + width)
         host[7 * num_rows : words].reshape(num_rows, width)[:] = batch.block_tables[:, :width]
+        words += HEAD_WORDS
         self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
-        self._inputs.unpack(self._packed, self._sampled_ids, num_rows, num_padded, width)
 
     def _decode_step(self, size: int, max_num_layers: int | None = None) -> torch.Tensor:
-        """Forward and sample the first `size` rows of the static arrays; logits [size, vocab_size].
+        """Unpack the step's words, forward and sample `size` rows; logits [size, vocab_size].
 
         With `max_num_layers` through the first layers alone: what they compute is of no use, what they launch is.
         """
-        inputs, config, weights = self._inputs, self._config, self._weights
-        if max_num_layers is not None:
-            weights = replace(weights, layers=weights.layers[:max_num_layers])
-            config = replace(config, num_layers=len(weights.layers))
+        inputs = self._inputs
         rows = max(size, self._plan.min_gemm_rows)
+        inputs.unpack(self._packed, self._sampled_ids, rows)
         part = DecodePart(inputs.block_tables[:size], inputs.context_lens[:size], self._plan.decode_for(size))
-        step = CudaStep(inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None)
+        step = CudaStep(
+            inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None, padded=rows > size
+        )
         self._ops.dependent = dependent = size <= self._plan.dependent_max_batch
         try:
-            hidden = forward(config, weights, self._cache, step, self._ops)
-            logits = self._ops.linear(hidden, weights.head, None)[:size]
+            hidden = self._forward(step, max_num_layers)
+            logits = self._head(hidden)[:size]
         finally:
             self._ops.dependent = False
         sample_rows(
@@ -366,32 +356,42 @@ class CudaDevice(CudaBlocks):
         )  # fmt: skip
         return logits
 
-    def _mixed_step(self, batch: StepBatch, slot: StepSlot) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step with prefill, kernel by kernel; logits of the sampled rows, hidden states of the pooled and scored ones."""
-        inputs = mixed_inputs(batch, self._plan, self._ops)
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._ops.linear(hidden, self._weights.head, None)
+
+    def _forward(self, step: CudaStep, max_num_layers: int | None = None) -> torch.Tensor:
+        config, weights = self._config, self._weights
+        if max_num_layers is not None:
+            weights = replace(weights, layers=weights.layers[:max_num_layers])
+            config = replace(config, num_layers=len(weights.layers))
+        return forward(config, weights, self._cache, step, self._ops)
+
+    def _send(self, inputs: MixedInputs, slot: StepSlot) -> Views:
+        """The step's words on the device, its tables also where the graphs read them."""
         words = inputs.num_words
         if words > len(self._packed):
-            raise DeviceError(f"Step {batch.step} needs {words} words of metadata, {len(self._packed)} were planned")
+            raise DeviceError(f"a step needs {words} words of metadata, {len(self._packed)} were planned")
         inputs.write(slot.host)
         self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
-        step, temperatures, draws = inputs.on_device(self._packed, self._sampled_ids, self._plan)
-        hidden = forward(self._config, self._weights, self._cache, step, self._ops)
+        views = inputs.views(self._packed, self._sampled_ids)
+        if inputs.room is not None:
+            num_seqs, width = views["tables"].shape
+            self._inputs.block_tables[:num_seqs, :width].copy_(views["tables"])
+        return views
+
+    def _mixed_step(self, batch: StepBatch, slot: StepSlot) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step with prefill, by a graph or kernel by kernel; logits of the sampled rows, hidden states of the pooled and scored ones."""
+        inputs = mixed_inputs(batch, self._plan, self._ops, self._mixed_graphs.sizes)
+        views = self._send(inputs, slot)
+        if inputs.room is not None:
+            hidden = self._mixed_graphs.replay(inputs.room)[views["last"]]
+        else:
+            hidden = self._forward(inputs.step(views, self._plan))
         num_rows = len(batch.sample_seqs)
         if not num_rows:  # a prompt's middle, or texts to embed: the head need not be read
             return hidden.new_empty((0, self._config.vocab_size)), hidden
-        logits = self._ops.linear(hidden[:num_rows], self._weights.head, None)
-        sample_rows(logits, temperatures, draws, self._sampling, self._results[0], self._results[1])
+        logits = self._head(hidden[:num_rows])
+        sample_rows(
+            logits, views["temperatures"], views["uniforms"], self._sampling, self._results[0], self._results[1]
+        )
         return logits, hidden[num_rows:]
-
-
-def _rows_to_sample(sampling: SamplingBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Rows that need more than temperature, rising. The kernel, in the graph or behind a mixed step, has sampled the others."""
-    plain = (sampling.top_ks == 0) & (sampling.top_ps >= 1.0) & (sampling.min_ps <= 0.0)
-    greedy = sampling.temperatures < GREEDY_BELOW
-    simple = (plain | greedy) & (sampling.num_logprobs < 0)
-    for edited in (sampling.penalties, sampling.logit_bias, sampling.banned, sampling.allowed):
-        if edited:
-            simple[list(edited)] = False
-    if len(sampling.masked_rows):
-        simple[sampling.masked_rows] = False
-    return np.flatnonzero(~simple)

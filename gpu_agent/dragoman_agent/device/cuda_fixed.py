@@ -69,20 +69,20 @@ class FixedOps(CudaOps):
                     "a deterministic plan must not choose among them; start with --pal-launch-tuning off, which takes one"
                 )
 
-    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart) -> Tensor:
-        return fixed_decode_attention(
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart, out: Tensor) -> None:
+        fixed_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, self._fixed, self._part_tokens,
             part.attention.num_splits, rows=self.prefill.block_m, block_n=self.prefill.block_n,
             num_stages=self.prefill.num_stages, num_warps=self.prefill.num_warps,
-            key_scale=scales[0], value_scale=scales[1],
+            key_scale=scales[0], value_scale=scales[1], out=out,
         )  # fmt: skip
 
-    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: PrefillPart) -> Tensor:
-        return fixed_prefill_attention(
+    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: PrefillPart, out: Tensor) -> None:
+        fixed_prefill_attention(
             q, keys, values, part.block_tables, part.query_starts, part.context_lens, part.work_list, self._fixed,
             self._part_tokens, rows=self.prefill.block_m, block_n=self.prefill.block_n,
             num_stages=self.prefill.num_stages, num_warps=self.prefill.num_warps,
-            key_scale=scales[0], value_scale=scales[1],
+            key_scale=scales[0], value_scale=scales[1], out=out,
         )  # fmt: skip
 
 

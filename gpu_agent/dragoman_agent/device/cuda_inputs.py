@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,36 @@ from dragoman_agent.device.base import Int32Array, StepBatch
 from dragoman_agent.device.cuda_library import CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import Plan, mixed_graph_sizes
 from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.step_inputs import resolve_tokens
+
+_ITEM_PROMPTS = 16  # of a graph: as many may end in a work item that is not full
+
+Views = dict[str, Tensor]  # the parts of a step's words, on the device
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Room:
+    """What a graph of a step with prompts holds; a smaller step is padded to it."""
+
+    num_tokens: int
+    num_seqs: int
+    num_items: int  # of the work list of prefill
+
+    @classmethod
+    def all_of(cls, plan: Plan, ops: CudaOps) -> list[Room]:
+        """Of each graph that the plan has, rising."""
+        sizes = mixed_graph_sizes(plan.mixed_graph_tokens, plan.max_num_seqs)
+        return [
+            cls(tokens, seqs, tokens // ops.queries_an_item + min(seqs, _ITEM_PROMPTS))
+            for tokens, seqs in sizes
+            if tokens <= plan.max_batch_tokens
+        ]
+
+    def holds(self, num_tokens: int, num_seqs: int, num_items: int) -> bool:
+        """Whether a step of so many fits."""
+        return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and num_items <= self.num_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +56,7 @@ class MixedInputs:
     table_width: int  # blocks
     needs_tokens: bool  # of the step before
     library: CudnnAttention | None  # that attends the prompts
+    room: Room | None = None  # of the graph that the parts are padded for
 
     @property
     def num_words(self) -> int:
@@ -38,56 +67,110 @@ class MixedInputs:
         """The parts one after another into `host` [at least num_words]."""
         np.concatenate(list(self.parts.values()), out=host[: self.num_words])
 
-    def on_device(self, packed: Tensor, sampled_ids: Tensor, plan: Plan) -> tuple[CudaStep, Tensor, Tensor]:
-        """The step, its temperatures and draws in `packed` int32, which has the words; tokens of the step before are
-        taken from `sampled_ids`.
-        """
-        views: dict[str, Tensor] = {}
+    def views(self, packed: Tensor, sampled_ids: Tensor) -> Views:
+        """The parts in `packed` int32, which has the words; tokens of the step before are taken from `sampled_ids`."""
+        views: Views = {}
         end = 0
         for name, part in self.parts.items():
             start, end = end, end + len(part)
             views[name] = packed[start:end]
         if self.needs_tokens:
             resolve_tokens(views["token_ids"], sampled_ids)
-        tables, lens, count = views["tables"].view(-1, self.table_width), views["context_lens"], self.num_decodes
+        views["tables"] = views["tables"].view(-1, self.table_width)
+        views["temperatures"] = views["temperatures"].view(torch.float32)
+        views["uniforms"] = views["uniforms"].view(torch.float64)
+        return views
+
+    def step(self, views: Views, plan: Plan) -> CudaStep:
+        """The step, to be run kernel by kernel."""
+        tables, lens, count = views["tables"], views["context_lens"], self.num_decodes
         decode = prefill = None
         if count:
             decode = DecodePart(tables[:count], lens[:count], plan.decode_for(count))
         if len(lens) > count:
             library = None if self.library is None else self.library.part(views["library"], tables[count:])
-            prefill = PrefillPart(tables[count:], views["starts"], lens[count:], views["work"].view(-1, 2), library)
-        step = CudaStep(views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill)
-        return step, views["temperatures"].view(torch.float32), views["uniforms"].view(torch.float64)
+            prefill = PrefillPart(
+                tables[count:], views["starts"], lens[count:], views["work"].view(-1, 2), library, first_row=count
+            )
+        return CudaStep(views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill)
+
+    def padded_step(self, views: Views, plan: Plan, block_tables: Tensor) -> CudaStep:
+        """The step that the graph of `room` runs, whatever the words are; tables lie in `block_tables`, which stay."""
+        assert self.room is not None
+        num_seqs = self.room.num_seqs
+        decode = DecodePart(block_tables[:num_seqs], views["decode_lens"], plan.mixed_decode(num_seqs))
+        prefill = PrefillPart(block_tables, views["starts"], views["context_lens"], views["work"].view(-1, 2))
+        return CudaStep(views["token_ids"], None, views["positions"], views["slots"], decode, prefill, padded=True)
 
 
-def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps) -> MixedInputs:
-    """The words of `batch` as `ops` run it by `plan`."""
+def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Room] = ()) -> MixedInputs:
+    """The words of `batch` as `ops` run it by `plan`: padded for the first of `rooms` that holds it."""
     num_queries = np.diff(batch.query_starts)
     others = np.flatnonzero(num_queries > 1)
     num_decodes = int(others[0]) if len(others) else len(num_queries)
-    starts = batch.query_starts[num_decodes:] - num_decodes
     lens = batch.context_lens[num_decodes:]
+    starts = batch.query_starts[num_decodes:] - num_decodes
     width = -(-int(batch.context_lens.max()) // plan.page_size)
+    needs_tokens = bool((batch.token_ids < 0).any())
     last = batch.query_starts[1:][np.concatenate((batch.sample_seqs, batch.pool_seqs))] - 1
     sampling = batch.sampling
     draws = uniforms(sampling.seeds, sampling.choices, sampling.cursors)
+    rows: dict[str, npt.NDArray[Any]] = {
+        "uniforms": draws.view(np.int32),  # first: float64 must lie on 8 bytes
+        "last": np.concatenate((last, batch.score_rows)).astype(np.int32),
+        "temperatures": sampling.temperatures.view(np.int32),
+        "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
+    }
+    if rooms and len(batch.token_ids) <= rooms[-1].num_tokens:
+        work = prefill_work_list(starts, lens, ops.queries_an_item)
+        step = len(batch.token_ids), len(num_queries), len(work)
+        room = next((room for room in rooms if room.holds(*step)), None)
+        if room is not None:
+            parts = _padded(batch, room, num_decodes, work) | rows
+            return MixedInputs(parts, num_decodes, width, needs_tokens, None, room)
     library = _library_for(starts, plan, ops)
     ours = len(lens) > 0 and library is None  # only our kernel reads a work list
-    parts: dict[str, npt.NDArray[Any]] = {
-        "uniforms": draws.view(np.int32),  # first: float64 must lie on 8 bytes
+    parts = {
+        **rows,
         "token_ids": batch.token_ids,
         "positions": batch.positions,
         "slots": batch.slot_mapping,
         "context_lens": batch.context_lens,
         "starts": starts,
-        "last": np.concatenate((last, batch.score_rows)).astype(np.int32),
-        "temperatures": sampling.temperatures.view(np.int32),
-        "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
         "work": prefill_work_list(starts, lens, ops.queries_an_item).ravel() if ours else lens[:0],
     }
     if library is not None:
         parts["library"] = library.sizes.words(starts, lens)
-    return MixedInputs(parts, num_decodes, width, bool((batch.token_ids < 0).any()), library)
+    return MixedInputs(parts, num_decodes, width, needs_tokens, library)
+
+
+def _padded(batch: StepBatch, room: Room, num_decodes: int, work: Int32Array) -> dict[str, npt.NDArray[Any]]:
+    """What a graph reads, each part of one length: rows without a token write into the null block, sequences beyond the
+    step's have neither queries nor context, and work items beyond the step's are one of those.
+    """
+    num_seqs = len(batch.context_lens)
+    starts = np.full(room.num_seqs + 2, len(batch.token_ids), np.int32)
+    starts[: num_seqs + 1] = batch.query_starts
+    items = np.tile(np.array([room.num_seqs, 0], np.int32), (room.num_items, 1))
+    items[: len(work)] = work + np.array([num_decodes, 0], np.int32)
+    parts: dict[str, npt.NDArray[Any]] = {
+        "token_ids": _filled(batch.token_ids, room.num_tokens),
+        "positions": _filled(batch.positions, room.num_tokens),
+        "slots": _filled(batch.slot_mapping, room.num_tokens),
+        "decode_lens": _filled(batch.context_lens[:num_decodes], room.num_seqs),
+        "context_lens": _filled(batch.context_lens, room.num_seqs + 1),
+        "starts": starts,
+        "work": items.ravel(),
+    }
+    # What follows lies on 16 bytes, as where it comes first: Triton makes another binary for less.
+    return parts | {"space": np.zeros(-sum(map(len, parts.values())) % 4, np.int32)}
+
+
+def _filled(array: Int32Array, length: int) -> Int32Array:
+    """With zeros behind."""
+    whole = np.zeros(length, np.int32)
+    whole[: len(array)] = array
+    return whole
 
 
 def _library_for(query_starts: Int32Array, plan: Plan, ops: CudaOps) -> CudnnAttention | None:

@@ -10,7 +10,7 @@ from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps
 from dragoman_agent.device.torch_runtime import Stream
 from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import Plan, mixed_graph_sizes
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace
 
 
@@ -42,4 +42,10 @@ def _library(config: ModelConfig, plan: Plan, stream: Stream) -> CudnnAttention 
 def _max_num_parts(plan: Plan, num_rows: int) -> int:
     """The most parts that a step's contexts are split into, all sequences together."""
     smaller = [bucket for bucket in plan.decode_attention if bucket.max_batch < num_rows]
-    return max(plan.decode_for(num_rows).num_splits * num_rows, *(b.num_splits * b.max_batch for b in smaller), 1)
+    mixed = {seqs for _, seqs in mixed_graph_sizes(plan.mixed_graph_tokens, plan.max_num_seqs)}
+    return max(
+        plan.decode_for(num_rows).num_splits * num_rows,
+        *(b.num_splits * b.max_batch for b in smaller),
+        *(plan.mixed_decode(seqs).num_splits * seqs for seqs in mixed),
+        1,
+    )

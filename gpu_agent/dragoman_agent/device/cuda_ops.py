@@ -37,10 +37,11 @@ class PrefillPart:
     """The step's other sequences."""
 
     block_tables: Tensor  # int32 [num_seqs, width]
-    query_starts: Tensor  # int32 [num_seqs + 1], 0 at the first of their tokens
+    query_starts: Tensor  # int32 [num_seqs + 1]
     context_lens: Tensor  # int32 [num_seqs]
     work_list: Tensor  # int32 [num_items, 2]
     library: LibraryPart | None = None  # where the library attends
+    first_row: int = 0  # of the step's, from which `query_starts` count
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class CudaStep:
     slots: Tensor  # int32 [num_tokens]
     decode: DecodePart | None
     prefill: PrefillPart | None
+    padded: bool = False  # there are more rows than tokens
 
 
 class CudaOps:
@@ -121,35 +123,31 @@ class CudaOps:
             key_scale=scales[0], value_scale=scales[1],
         )  # fmt: skip
         decode, prefill = step.decode, step.prefill
-        if decode is not None and prefill is None and len(decode.context_lens) == len(q):
-            return self._decode(q, keys, values, scales, decode).view(len(q), -1)
-        if decode is None and prefill is not None:
-            return self._prefill(q, keys, values, scales, prefill).view(len(q), -1)
-        out = torch.empty_like(q) if prefill is not None else torch.zeros_like(q)  # padding rows stay zero
-        num_decodes = len(decode.context_lens) if decode is not None else 0
+        out = torch.zeros_like(q) if step.padded else torch.empty_like(q)  # padding must not make NaN of the null block
         if decode is not None:
-            out[:num_decodes] = self._decode(q[:num_decodes], keys, values, scales, decode)
+            rows = len(decode.context_lens)
+            self._decode(q[:rows], keys, values, scales, decode, out[:rows])
         if prefill is not None:
-            out[num_decodes:] = self._prefill(q[num_decodes:], keys, values, scales, prefill)
+            rows = prefill.first_row
+            self._prefill(q[rows:], keys, values, scales, prefill, out[rows:])
         return out.view(len(q), -1)
 
-    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: PrefillPart) -> Tensor:
+    def _prefill(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: PrefillPart, out: Tensor) -> None:
         if part.library is not None and self.library is not None:
-            out = torch.empty_like(q)
             self.library.run(q, keys, values, part.library, out)
-            return out
+            return
         launch = self.prefill
-        return paged_prefill_attention(
+        paged_prefill_attention(
             q, keys, values, part.block_tables, part.query_starts, part.context_lens, part.work_list,
             block_m=launch.block_m, block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
-            key_scale=scales[0], value_scale=scales[1],
+            key_scale=scales[0], value_scale=scales[1], out=out,
         )  # fmt: skip
 
-    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart) -> Tensor:
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart, out: Tensor) -> None:
         launch, workspace = part.attention, self._workspace
         assert workspace is not None  # decode needs one, and was given one
-        return paged_decode_attention(
+        paged_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
             block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
-            key_scale=scales[0], value_scale=scales[1], dependent=self.dependent,
+            key_scale=scales[0], value_scale=scales[1], dependent=self.dependent, out=out,
         )  # fmt: skip

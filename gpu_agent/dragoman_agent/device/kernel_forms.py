@@ -45,7 +45,7 @@ class Form:
 def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
     """Each once, the longest to compile first."""
     sizes = [size for size in plan.graph_batch_sizes if size <= plan.max_num_seqs]
-    found = [*_common(model, dependent=False), Form("unpack"), Form("resolve"), Form("driver")]
+    found = [*_common(model, dependent=False), Form("unpack"), Form("resolve"), Form("threshold"), Form("driver")]
     if any(size <= plan.dependent_max_batch for size in sizes):
         found += _common(model, dependent=True)
     if plan.deterministic:

@@ -268,13 +268,20 @@ def _fixed_gemm(at: _Shapes, form: Form) -> None:
 def _unpack(at: _Shapes, form: Form) -> None:
     from dragoman_kernels.triton.step_inputs import StepInputs
 
-    StepInputs(_ROWS, 4, at.torch.device("cpu")).unpack(at.ints(256), at.ints(_ROWS), _ROWS, _ROWS, 4)
+    StepInputs(_ROWS, 4, at.torch.device("cpu")).unpack(at.ints(256), at.ints(_ROWS), _ROWS)
 
 
 def _resolve(at: _Shapes, form: Form) -> None:
     from dragoman_kernels.triton.step_inputs import resolve_tokens
 
     resolve_tokens(at.ints(_ROWS), at.ints(_ROWS))
+
+
+def _threshold(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.threshold import find_thresholds
+
+    keys, values = at.ints(_ROWS, 64), at.tensor(_ROWS, 64, dtype="int64")
+    find_thresholds(keys, values, at.tensor(_ROWS, dtype="int64"), at.tensor(_ROWS, dtype="int8"), at.ints(_ROWS))
 
 
 def _driver(at: _Shapes, form: Form) -> None:
@@ -289,7 +296,7 @@ def _driver(at: _Shapes, form: Form) -> None:
 
 _LAUNCH: dict[str, Callable[[_Shapes, Form], None]] = {
     "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "decode": _decode, "prefill": _prefill, "gemm": _gemm,
-    "unpack": _unpack, "resolve": _resolve, "driver": _driver, "fixed-attention": _fixed_attention, "fixed-gemm": _fixed_gemm,
+    "unpack": _unpack, "resolve": _resolve, "threshold": _threshold, "driver": _driver, "fixed-attention": _fixed_attention, "fixed-gemm": _fixed_gemm,
 }  # fmt: skip
 
 

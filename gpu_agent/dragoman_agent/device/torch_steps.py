@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman_agent.device.base import DeviceError, SamplingBatch, StepResult
+from dragoman_agent.device.base import DeviceError, SamplingBatch, StepBatch, StepResult
 from dragoman_agent.device.torch_runtime import Event, Runtime
-from dragoman_agent.engine.sampler import Sampled
+from dragoman_agent.engine.sampler import Sampled, score
 
+_SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
 _CLOCK_SECONDS = 8.0  # milliseconds in float32 are good to a microsecond up to here
 
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # logprobs, best ids, their logprobs; see engine/sampler.py
@@ -153,6 +154,20 @@ class TorchStepHandle:
             result.score_top_ids = None if top_ids is None else top_ids.cpu().numpy()
             result.score_top_logprobs = None if top_logprobs is None else top_logprobs.cpu().numpy()
         return result
+
+
+def score_hidden(hidden: Tensor, batch: StepBatch, head: Callable[[Tensor], Tensor]) -> Scores:
+    """Logprobs of `score_targets` from hidden states, a few rows at a time: logits of a whole prompt would take gigabytes."""
+    targets = torch.from_numpy(batch.score_targets).to(hidden.device).long()
+    parts = []
+    for start in range(0, len(hidden), _SCORED_AT_ONCE):
+        rows = slice(start, start + _SCORED_AT_ONCE)
+        parts.append(score(head(hidden[rows]).float(), targets[rows], batch.num_score_logprobs))
+    logprobs = torch.cat([own for own, _, _ in parts])
+    top = [(ids, values) for _, ids, values in parts if ids is not None and values is not None]
+    if not top:
+        return logprobs, None, None
+    return logprobs, torch.cat([ids for ids, _ in top]).int(), torch.cat([values for _, values in top])
 
 
 def _add_logprobs(result: StepResult, sampled: Sampled) -> None:

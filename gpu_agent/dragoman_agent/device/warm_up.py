@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 
-from dragoman_agent.device.base import SamplingBatch, StepBatch
+from dragoman_agent.device.base import SamplingBatch, StepBatch, StepHandle
 from dragoman_agent.pal.plan import Plan
 
 TIMED_BATCHES = (1, 8, 32, 128, 512)
 TIMED_CONTEXTS = (128, 2048)
+_NUM_TIMED = 4  # steps of each shape, the first of them not counted
+_NUM_TIMED_LONG = 3  # of long steps: how much they differ is a matter of microseconds
+_LONG_STEP_SECONDS = 5e-3
 
 
 def timed_steps(plan: Plan) -> list[tuple[int, int]]:
@@ -59,8 +66,29 @@ def decode_batch(plan: Plan, batch: int, context: int, step: int = 0) -> StepBat
     )
 
 
+def prompt_batch(plan: Plan, count: int) -> StepBatch:
+    """A prompt of `count` tokens, or as many as the blocks hold, in the first blocks; its last row is sampled by temperature."""
+    step = warm_up_batch(plan.page_size, 0, min(count, (plan.num_blocks - 1) * plan.page_size, plan.max_context_tokens))
+    zero = np.zeros(1, np.int32)
+    plain = replace(step.sampling, top_ks=zero, top_ps=np.ones(1, np.float32), num_logprobs=zero - np.int32(1))
+    return replace(step, sampling=plain)
+
+
+def step_seconds(queue: Callable[[StepBatch], StepHandle], step: StepBatch) -> float:
+    """Median device seconds of `step`, each queued behind the one that is waited for, as in service."""
+    handles = [queue(step)]
+    seconds: list[float] = []
+    while len(seconds) < (_NUM_TIMED_LONG if min(seconds, default=0.0) > _LONG_STEP_SECONDS else _NUM_TIMED):
+        handles.append(queue(step))
+        seconds.append(handles.pop(0).result().seconds)
+    handles.pop().result()
+    return statistics.median(seconds[1:])
+
+
 def warm_up_batch(page_size: int, start: int, count: int) -> StepBatch:
-    """`count` tokens from position `start` of a sequence in the first blocks; its one row is sampled with every filter."""
+    """`count` tokens from position `start` of a sequence in the first blocks; its one row is sampled with every filter, behind
+    the first tokens by top-p alone, which is another way.
+    """
     zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
     positions = np.arange(start, start + count, dtype=np.int32)
     return StepBatch(
@@ -76,7 +104,7 @@ def warm_up_batch(page_size: int, start: int, count: int) -> StepBatch:
         pool_seqs=none,
         sampling=SamplingBatch(
             temperatures=np.ones(1, np.float32),
-            top_ks=np.full(1, 2, np.int32),
+            top_ks=np.full(1, 0 if start else 2, np.int32),
             top_ps=np.full(1, 0.9, np.float32),
             min_ps=np.zeros(1, np.float32),
             seeds=np.zeros(1, np.uint64),

@@ -67,6 +67,7 @@ def _plan(value: Any) -> Plan:
         "memory": _each("memory line", value["memory"], MemoryLine),
         "step_model": StepModel(**step_model),
         "graph_batch_sizes": tuple(value["graph_batch_sizes"]),
+        "mixed_graph_tokens": tuple(value["mixed_graph_tokens"]),
         "switches_off": tuple(value["switches_off"]),
         "decode_attention": _each("decode attention", value["decode_attention"], DecodeAttention),
         "gemm_decode": _each("few-row product", value["gemm_decode"], GemmDecode),

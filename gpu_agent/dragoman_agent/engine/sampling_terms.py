@@ -70,6 +70,19 @@ def check_masks(batch: SamplingBatch, vocab_size: int) -> None:
         )
 
 
+def rows_beyond_temperature(sampling: SamplingBatch) -> Int64Array:
+    """Rows that need more than temperature, rising; a device's own kernel samples the others."""
+    plain = (sampling.top_ks == 0) & (sampling.top_ps >= 1.0) & (sampling.min_ps <= 0.0)
+    greedy = sampling.temperatures < GREEDY_BELOW
+    simple = (plain | greedy) & (sampling.num_logprobs < 0)
+    for edited in (sampling.penalties, sampling.logit_bias, sampling.banned, sampling.allowed):
+        if edited:
+            simple[list(edited)] = False
+    if len(sampling.masked_rows):
+        simple[sampling.masked_rows] = False
+    return np.flatnonzero(~simple)
+
+
 def is_plain_greedy(batch: SamplingBatch) -> bool:
     """Whether an argmax of the raw logits is all the batch asks for."""
     greedy = bool((batch.temperatures < GREEDY_BELOW).all()) and bool((batch.num_logprobs < 0).all())

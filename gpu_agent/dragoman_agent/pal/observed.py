@@ -13,6 +13,7 @@ from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.plan import Plan
 
 LOAD, KV_BLOCKS, DECODE, PREFILL, PREFETCH = "load", "kv-blocks", "step-model", "prefill-rate", "prefetch"
+MIXED = "mixed-graphs"
 WINDOW_STEPS = 128
 MIN_NUM_STEPS = 4
 PUBLISH_SECONDS = 1.0
@@ -74,9 +75,11 @@ class Observations:
         self._changed.clear()
 
     def loaded(self, info: Mapping[str, Any]) -> None:
-        """The engine's Ready information: the rate at which weights came in, where it loaded any."""
+        """The engine's Ready information: the rate at which weights came in, the step with a prompt that it timed."""
         if rate := info.get("weights_gb_per_second"):
             self._measured(LOAD, float(rate) * 1e9)
+        if seconds := info.get("mixed_step_seconds"):
+            self._measured(MIXED, float(seconds))
 
     def take_tiers(self, tiers: Sequence[TierSums]) -> None:
         """What the KV tiers hold and have moved: their sizes as they were taken, and what a token's KV took to come back."""

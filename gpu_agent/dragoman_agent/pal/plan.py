@@ -17,6 +17,11 @@ _NOT_IN_DIGEST = (
 
 KV_FLOAT8 = "float8_e4m3fn"  # of `kv_dtype`: K and V in eight bits, each layer's times a scale
 
+# Steps with prompts have graphs for few sequences, whose contexts are split as for half of them, and for as many as there may
+# be: programs of decode attention that find nothing to do take time too.
+MIXED_FEW_SEQS = 64
+MIXED_TIMED_TOKENS = 64  # of such a step, for which a prediction is made and which a device times when it loads
+
 PrefillVariant = Literal["paged", "fixed"]
 Reduction = Literal["l2", "shared"]
 
@@ -109,6 +114,9 @@ class Plan:
     memory: tuple[MemoryLine, ...]
     step_model: StepModel
     graph_batch_sizes: tuple[int, ...] = ()  # decode batches with a captured graph; empty where a device has none
+    mixed_graph_tokens: tuple[
+        int, ...
+    ] = ()  # steps with prompts that have one, by the tokens they are padded to; rising
     device_index: int = 0  # among devices of its kind
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
     prefill_attention: PrefillAttention | None = None
@@ -139,10 +147,26 @@ class Plan:
         """The decode attention of a batch of `num_seqs`. Raises ValueError where the plan has none."""
         return decode_for(self.decode_attention, num_seqs)
 
+    def mixed_decode(self, num_seqs: int) -> DecodeAttention:
+        """The decode attention in a graph of steps with prompts and `num_seqs` sequences at most."""
+        is_few = num_seqs <= MIXED_FEW_SEQS and not self.deterministic
+        return self.decode_for(max(num_seqs // 2, 1) if is_few else num_seqs)
+
+    def mixed_timed(self) -> int | None:
+        """Tokens of the graph with prompts that is timed, None without any."""
+        sizes = self.mixed_graph_tokens
+        return next((size for size in sizes if size >= MIXED_TIMED_TOKENS), sizes[-1] if sizes else None)
+
     def digest(self) -> bytes:
         """SHA-256 over the choices that decide which tokens come out; equal digests mean equal choices."""
         chosen = {name: value for name, value in asdict(self).items() if name not in _NOT_IN_DIGEST}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).digest()
+
+
+def mixed_graph_sizes(tokens: Sequence[int], max_num_seqs: int) -> list[tuple[int, int]]:
+    """(tokens, sequences) of each graph of steps with prompts, rising."""
+    sizes = {(num, min(num, most, max_num_seqs)) for num in tokens for most in (MIXED_FEW_SEQS, max_num_seqs)}
+    return sorted(sizes)
 
 
 def decode_for(buckets: Sequence[DecodeAttention], num_seqs: int) -> DecodeAttention:

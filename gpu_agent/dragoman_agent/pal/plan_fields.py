@@ -57,6 +57,7 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
     decode = "decode-attention"
     fields = [
         PlanField("graph_batch_sizes", plan.graph_batch_sizes, "graphs"),
+        PlanField("mixed_graph_tokens", plan.mixed_graph_tokens, "mixed-graphs", "tokens"),
         *(
             PlanField(
                 f"decode_{name}", tuple(getattr(bucket, name) for bucket in plan.decode_attention), decode, "", labels

@@ -25,7 +25,7 @@ _CHUNKS = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384
 _NEAR_BEST = 0.99  # of the best prefill rate: a longer chunk only delays others
 _CHUNK_SHARE = 8  # of the memory that weights leave, at most one part for a chunk's activations
 _MAX_PADDING_COST = 0.01  # of a step, for rows that nobody asked for
-_GRAPH_NODE_BYTES = 40 << 10  # what was allowed for on an H200; no driver call says what a node takes
+GRAPH_NODE_BYTES = 40 << 10  # what was allowed for on an H200; no driver call says what a node takes
 _SERVING_SECONDS = 3600.0  # that a start is spread over when its time is weighed against a step's
 
 
@@ -281,7 +281,7 @@ def choose_graphs(
 
 def graph_bytes(model: ModelConfig, sizes: tuple[int, ...]) -> int:
     """Memory of captured graphs beside the pool that they share: their nodes, and the logits that each one writes anew."""
-    nodes = len(sizes) * step_cost.num_kernels(model, is_split=True) * _GRAPH_NODE_BYTES
+    nodes = len(sizes) * step_cost.num_kernels(model, is_split=True) * GRAPH_NODE_BYTES
     return nodes + sum(sizes) * model.vocab_size * 2
 
 

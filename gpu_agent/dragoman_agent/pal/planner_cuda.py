@@ -12,7 +12,15 @@ from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.layer_timing import LayerCase, LayerChoices, layer_cases, layer_seconds
 from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, optional, profile_inputs
-from dragoman_agent.pal.plan import GemmDecode, GemmFixed, LibraryPrefill, Plan, PrefillAttention, Reduction
+from dragoman_agent.pal.plan import (
+    MIXED_TIMED_TOKENS,
+    GemmDecode,
+    GemmFixed,
+    LibraryPrefill,
+    Plan,
+    PrefillAttention,
+    Reduction,
+)
 from dragoman_agent.pal.planner_attention import (
     DecodeChoice,
     Maker,
@@ -43,6 +51,7 @@ from dragoman_agent.pal.planner_memory import (
     context_bytes,
     workspace_bytes,
 )
+from dragoman_agent.pal.planner_mixed import choose_mixed_graphs, mixed_graph_bytes, mixed_graph_seconds
 from dragoman_agent.pal.planner_products import LayerQuestion, Products, choose_products
 from dragoman_agent.pal.planner_tiers import copy_bytes, plan_tiers
 from dragoman_agent.pal.profile import Profile
@@ -76,6 +85,7 @@ class _Chosen:
     library: LibraryPrefill | None
     chunk: int
     graphs: tuple[int, ...]
+    mixed_graphs: tuple[int, ...]
     question: LayerQuestion
     gemm_fixed: tuple[GemmFixed, ...] = ()  # of a deterministic plan
 
@@ -94,7 +104,7 @@ def plan_cuda(
     model = kv_model(model, kv_dtype)
     chosen, shape, decisions = _choose(profile, model, limits, switches, times, timings)
     shared, shared_decision = _shared_memory(profile, model, chosen)
-    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk, chosen.library)
+    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk, chosen.library, chosen.mixed_graphs)
     prefetch, moving = choose_prefetch(profile, model, step_model.prefill_tokens_per_second, switches)
     offload = moving[0].chosen == "yes"
     sizes = _sizes(model, times, chosen, copy_bytes(limits, offload=offload))
@@ -118,6 +128,7 @@ def plan_cuda(
         memory=(*memory, *tiers.lines),
         step_model=step_model,
         graph_batch_sizes=chosen.graphs,
+        mixed_graph_tokens=chosen.mixed_graphs,
         device_index=profile.device.index,
         decode_attention=chosen.decode.attention,
         prefill_attention=chosen.prefill,
@@ -158,6 +169,7 @@ def predict_cuda(
     graphs: tuple[int, ...],
     chunk: int,
     library: LibraryPrefill | None = None,
+    mixed_graphs: tuple[int, ...] = (),
 ) -> StepModel:
     """t = sum over the kernels of a step of phase + max(bytes / rate, operations / rate), over batch and context.
 
@@ -182,6 +194,9 @@ def predict_cuda(
         on_device = step_cost.prefill_step_seconds(
             times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
         )
+        size = next((size for size in mixed_graphs if size >= tokens), None)
+        if size is not None:
+            return mixed_graph_seconds(shape, prefill, size)
         # Outside a graph the host launches kernel by kernel, and a small step waits for it.
         return max(on_device, step_cost.handover_seconds(times.rates, model))
 
@@ -190,7 +205,7 @@ def predict_cuda(
         context_tokens=contexts,
         decode_seconds_grid=tuple(decode(batch, context) for batch in batches for context in contexts),
         prefill_tokens_per_second=chunk / prompts(chunk),
-        prefill_base_seconds=prompts(min(64, chunk)),
+        prefill_base_seconds=prompts(min(MIXED_TIMED_TOKENS, chunk)),
     )
 
 
@@ -238,11 +253,12 @@ def _choose(
     timed = layer_seconds(timings, model, LayerChoices(page_size, decode.attention, rows, gemm), num_seqs)
     dependent, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off or fixed)
     shape = replace(shape, attention=decode.attention, dependent_gains=dependent.gains)
+    mixed, mixed_decision = choose_mixed_graphs(shape, prefill, chunk, num_seqs, kv_bytes, profile, tuning_off)
     matmul = "matrix products in one order" if limits.deterministic else "the library's matrix products"
     decisions = [
         Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights in bfloat16"),
         page_decision, context_decision, seqs_decision, *decode_decisions, prefill_decision, library_decision, rows_decision,
-        gemm_decision, dependent_decision, chunk_decision, graphs_decision, reduction_decision,
+        gemm_decision, dependent_decision, chunk_decision, graphs_decision, mixed_decision, reduction_decision,
     ]  # fmt: skip
     return (
         _Chosen(
@@ -258,6 +274,7 @@ def _choose(
             library,
             chunk,
             graphs,
+            mixed,
             question,
             gemm_fixed,
         ),
@@ -268,13 +285,19 @@ def _choose(
 
 def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int) -> Sizes:
     workspace = workspace_bytes(
-        model, chosen.decode.attention, chosen.chunk, chosen.num_seqs, chosen.context, chosen.page_size
+        model,
+        chosen.decode.attention,
+        chosen.chunk,
+        chosen.num_seqs,
+        chosen.context,
+        chosen.page_size,
+        chosen.mixed_graphs,
     )
     if chosen.gemm_fixed:
         workspace += fixed_parts_bytes(model, chosen.decode.attention, chosen.num_seqs, chosen.context)
     return Sizes(
         weights=2 * model.num_parameters,
-        graphs=graph_bytes(model, chosen.graphs),
+        graphs=graph_bytes(model, chosen.graphs) + mixed_graph_bytes(model, chosen.mixed_graphs, chosen.num_seqs),
         workspace=workspace + copies,
         context=context_bytes(times.rates),
     )

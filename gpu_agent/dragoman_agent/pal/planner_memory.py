@@ -10,7 +10,7 @@ from dragoman_agent.pal.changes import Growth, MemoryNeed, Options, Part, bytes_
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import Limits, PlanError, need, optional, profile_inputs
 from dragoman_agent.pal.needs import known_models
-from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, decode_for
+from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, decode_for, mixed_graph_sizes
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import Rates
 from dragoman_agent.pal.switches import Switches
@@ -19,7 +19,7 @@ DEFAULT_UTILIZATION = 0.9  # of free memory: the rest covers fragmentation and w
 MIN_NUM_BLOCKS = 3  # the null block, and two that a sequence can grow through
 _CONTEXT_BYTES = 256 << 20  # code of the kernels and libraries' workspaces
 _CONTEXT_BYTES_A_MULTIPROCESSOR = 6 << 20  # stacks and heaps; with the above 1 GiB on an H200, which was enough there
-_SCORED_ROWS = 64  # of logits that torch scores or samples at once, see device/cuda.py and engine/sampler.py
+_SCORED_ROWS = 64  # of logits that torch scores or samples at once, see device/torch_steps.py and engine/sampler.py
 _SCORED_BYTES = 60  # a logit of those rows: float32 copies, edits, exponentials, sorted order
 _TOKEN_WORDS = 5  # int32 of metadata a token of a step
 
@@ -46,12 +46,15 @@ def workspace_bytes(
     num_seqs: int,
     context: int,
     page: int,
+    mixed_graphs: tuple[int, ...] = (),
 ) -> int:
     """Buffers of a step: activations of a whole chunk, logits and sampling, parts of attention, tables and rotation."""
     activations = batch_tokens * token_bytes(model)
     sampling = num_seqs * model.vocab_size * 2 + min(num_seqs, _SCORED_ROWS) * model.vocab_size * _SCORED_BYTES
     batches = {*(min(one.max_batch, num_seqs) for one in attention), num_seqs}
     parts = max(batch * decode_for(attention, batch).num_splits for batch in batches)
+    mixed = {seqs for _, seqs in mixed_graph_sizes(mixed_graphs, num_seqs)}
+    parts = max(parts, *(seqs * decode_for(attention, max(seqs // 2, 1)).num_splits for seqs in mixed), 0)
     partial = 4 * parts * model.num_heads * (model.head_dim + 1)
     tables = 4 * (2 * num_seqs * (-(-context // page) + 1) + _TOKEN_WORDS * batch_tokens)
     return activations + sampling + partial + tables + 4 * context * model.head_dim

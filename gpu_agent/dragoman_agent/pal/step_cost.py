@@ -142,9 +142,14 @@ def prefill_step_seconds(
     tokens: int,
     prompt: int,
     library: LibraryPrefill | None = None,
-    choices: Sequence[GemmFixed] = (),
+    choices: Sequence[GemmChoice] = (),
+    *,
+    in_graph: bool = False,
 ) -> float:
-    """A step of `tokens` prompt tokens, whole prompts of `prompt` tokens; longer ones than the step count as one of it."""
+    """A step of `tokens` prompt tokens, whole prompts of `prompt` tokens; longer ones than the step count as one of it.
+
+    `in_graph`: as a captured one of so many rows, in which kernels follow each other without a gap.
+    """
     each = min(prompt, tokens)
     sequences = max(tokens / each, 1.0)
     call = prefill_attention_call(model, page_size, config, each, each)
@@ -159,7 +164,7 @@ def prefill_step_seconds(
     layers = sum(count * times.seconds(call) for call, count in calls)
     rows = max(int(sequences), 1)
     last = times.seconds(head_call(model, rows, choices)) + times.seconds(sample_call(model, rows))
-    gaps = _STREAM_GAP * num_kernels(model) * rates.phase_seconds
+    gaps = 0.0 if in_graph else _STREAM_GAP * num_kernels(model) * rates.phase_seconds
     return layers + model.num_layers * attention + last + _AROUND * rates.phase_seconds + gaps
 
 

@@ -127,18 +127,20 @@ def paged_decode_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     dependent: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim].
+    """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim], `out` where given.
 
     `q` [num_seqs, num_heads, head_dim]; caches [num_blocks, num_kv_heads, page, head_dim]; `block_tables`
-    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row. `num_splits` is a power of two.
+    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row, whose result is 0. `num_splits` is a power of two.
     A tile has `block_n` keys, of one page or of several. Which launch is quickest is the plan's business: the defaults
     are only ones that run on every architecture. Caches in float8_e4m3fn are times `key_scale` and `value_scale`.
     """
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     group = num_heads // num_kv_heads
-    out = torch.empty_like(q)
+    if out is None:
+        out = torch.empty_like(q)
     scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634 * key_scale
     padded_dim = triton.next_power_of_2(head_dim)
     _decode_split_kernel[(num_seqs, num_kv_heads, num_splits)](

@@ -204,12 +204,14 @@ def fixed_prefill_attention(
     block_n: int = 64,
     num_stages: int = 3,
     num_warps: int = 4,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `paged_prefill_attention`, with `work_list` of `queries_a_tile(rows, ...)` queries an item.
 
     `part_tokens` is a multiple of `block_n`. Keys and values in float8_e4m3fn are multiplied by their scales.
     """
-    out = torch.empty_like(q)
+    if out is None:
+        out = torch.empty_like(q)
     grid = (k_cache.shape[1], 1, work_list.shape[0])
     _launch(
         grid, q, k_cache, v_cache, block_tables, query_starts, context_lens, work_list, out, workspace, part_tokens,
@@ -235,10 +237,12 @@ def fixed_decode_attention(
     block_n: int = 64,
     num_stages: int = 3,
     num_warps: int = 4,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `paged_decode_attention`; `num_programs` share the parts of a context, which changes no bit of the result."""
     num_seqs, num_heads, head_dim = q.shape
-    out = torch.empty_like(q)
+    if out is None:
+        out = torch.empty_like(q)
     grid = (k_cache.shape[1], num_programs, num_seqs)
     _launch(
         grid, q, k_cache, v_cache, block_tables, workspace.starts, context_lens, workspace.work, out, workspace,

@@ -134,17 +134,20 @@ def paged_prefill_attention(
     num_warps: int = 8,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of query chunks over their paged contexts; returns [num_tokens, num_heads, head_dim].
+    """Causal attention of query chunks over their paged contexts; returns [num_tokens, num_heads, head_dim], `out` where given.
 
     `q` [num_tokens, num_heads, head_dim], chunks one after another; `query_starts` [num_seqs + 1]; `context_lens`
-    [num_seqs] with the chunk included; `work_list` from `prefill_work_list` with the same block_m. All int32. A tile
+    [num_seqs] with the chunk included; `work_list` from `prefill_work_list` with the same block_m; an item of a sequence
+    without queries and context does nothing, and rows of no chunk are left as they are. All int32. A tile
     has `block_n` keys, of one page or of several. The defaults run on every architecture at head size 128; which launch
     is quickest is the plan's business. Caches in float8_e4m3fn are times `key_scale` and `value_scale`.
     """
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
-    out = torch.empty_like(q)
+    if out is None:
+        out = torch.empty_like(q)
     scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634 * key_scale
     padded_dim = triton.next_power_of_2(head_dim)
     _prefill_kernel[(num_heads, work_list.shape[0])](

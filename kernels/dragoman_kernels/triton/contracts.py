@@ -157,6 +157,11 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         _contract("latency", "num_rows vocab_size", lambda s: s["num_rows"] * (_VALUE * 4096 + s["vocab_size"] // 256),
                   lambda s: s["num_rows"] * 8 * 4096, 255, 64 << 10),
     ),
+    "triton.threshold": (
+        "threshold", "find_thresholds",
+        _contract("bandwidth", "num_rows vocab_size", lambda s: 32 * 12 * s["num_rows"] * s["vocab_size"],
+                  lambda s: 32 * 2 * s["num_rows"] * s["vocab_size"], 128, 8 << 10),
+    ),
     "triton.unpack": (
         "step_inputs", "StepInputs",
         _contract("latency", "num_rows width", lambda s: 8 * s["num_rows"] * (7 + s["width"]), lambda s: 0, 64, 1 << 10),

@@ -6,34 +6,40 @@ import torch
 import triton
 import triton.language as tl
 
+HEAD_WORDS = 4  # of a packed step: how many rows, how wide the tables are, and two that keep the rest on 16 bytes
+_HEAD = tl.constexpr(HEAD_WORDS)
 
-# Counts that change from step to step must not make new binaries.
-@triton.jit(do_not_specialize=["num_rows", "num_padded", "width", "table_stride"])
+
+# The counts are read on the device, so that a graph replays for any; the stride must not make new binaries.
+@triton.jit(do_not_specialize=["table_stride"])
 def _unpack_kernel(
     packed_ptr, sampled_ptr, tokens_ptr, positions_ptr, slots_ptr, lens_ptr, tables_ptr, temperatures_ptr, uniforms_ptr,
-    num_rows, num_padded, width, table_stride, BLOCK: tl.constexpr,
+    table_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    num_rows = tl.load(packed_ptr)
+    width = tl.load(packed_ptr + 1)
+    body_ptr = packed_ptr + _HEAD
     if row < num_rows:
-        token = tl.load(packed_ptr + row)
+        token = tl.load(body_ptr + row)
         if token < 0:
             token = tl.load(sampled_ptr - 1 - token)
         tl.store(tokens_ptr + row, token)
-        tl.store(positions_ptr + row, tl.load(packed_ptr + num_rows + row))
-        tl.store(slots_ptr + row, tl.load(packed_ptr + 2 * num_rows + row))
-        tl.store(lens_ptr + row, tl.load(packed_ptr + 3 * num_rows + row))
-        bits = tl.load(packed_ptr + 4 * num_rows + row)
+        tl.store(positions_ptr + row, tl.load(body_ptr + num_rows + row))
+        tl.store(slots_ptr + row, tl.load(body_ptr + 2 * num_rows + row))
+        tl.store(lens_ptr + row, tl.load(body_ptr + 3 * num_rows + row))
+        bits = tl.load(body_ptr + 4 * num_rows + row)
         tl.store(temperatures_ptr + row, bits.to(tl.float32, bitcast=True))
-        low = tl.load(packed_ptr + 5 * num_rows + 2 * row).to(tl.uint32, bitcast=True).to(tl.uint64)
-        high = tl.load(packed_ptr + 5 * num_rows + 2 * row + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+        low = tl.load(body_ptr + 5 * num_rows + 2 * row).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(body_ptr + 5 * num_rows + 2 * row + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
         tl.store(uniforms_ptr + row, ((high << 32) | low).to(tl.float64, bitcast=True))
-        source = packed_ptr + 7 * num_rows + row * width
+        source = body_ptr + 7 * num_rows + row * width
         for start in range(0, width, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             inside = columns < width
             blocks = tl.load(source + columns, mask=inside, other=0)
             tl.store(tables_ptr + row.to(tl.int64) * table_stride + columns, blocks, mask=inside)
-    elif row < num_padded:
+    else:
         # A padding row reads nothing and writes into the null block.
         tl.store(tokens_ptr + row, 0)
         tl.store(positions_ptr + row, 0)
@@ -72,13 +78,13 @@ class StepInputs:
         self.temperatures = torch.zeros(max_num_rows, dtype=torch.float32, device=device)
         self.uniforms = torch.zeros(max_num_rows, dtype=torch.float64, device=device)
 
-    def unpack(self, packed: torch.Tensor, sampled: torch.Tensor, num_rows: int, num_padded: int, width: int) -> None:
-        """Fill the first `num_padded` rows from `packed` int32: token ids, positions, slots, context lengths and
-        temperatures (float32 bits) [num_rows] each, uniforms (float64 bits) [num_rows, 2], tables [num_rows, width].
+    def unpack(self, packed: torch.Tensor, sampled: torch.Tensor, num_padded: int) -> None:
+        """Fill the first `num_padded` rows from `packed` int32: num_rows, width and two words that are not read; token ids,
+        positions, slots, context lengths and temperatures (float32 bits) [num_rows] each, uniforms (float64 bits)
+        [num_rows, 2], tables [num_rows, width]. At most `num_padded` rows; those beyond are padding.
         A token id -1 - r becomes `sampled[r]` (int32), what the step before sampled.
         """
-        _unpack_kernel[(max(num_rows, num_padded),)](
+        _unpack_kernel[(num_padded,)](
             packed, sampled, self.token_ids, self.positions, self.slots, self.context_lens, self.block_tables,
-            self.temperatures, self.uniforms, num_rows, num_padded, width, self.block_tables.stride(0),
-            BLOCK=64, num_warps=1,
+            self.temperatures, self.uniforms, self.block_tables.stride(0), BLOCK=64, num_warps=1,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 
@@ -94,6 +95,28 @@ def what_is_raised() -> str:
     return " | ".join(words)
 
 
+def what_the_driver_says() -> list[str]:
+    """Errors of Triton's launcher and of cuBLAS, which are RuntimeErrors, and what a step makes of them."""
+    from dragoman_agent.device.warm_up import decode_batch
+
+    subject = interpreted_subject()
+    device = InterpretedDevice()
+    device.load(TinyModel(), subject.plan, lambda _: None)
+    raised = []
+    for text in (
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ):
+        with mock.patch.object(device, "_fill_decode", side_effect=RuntimeError(text)):
+            try:
+                device.submit(decode_batch(subject.plan, 2, 5))
+            except DeviceError as error:
+                raised.append(f"{type(error).__name__}: {error}")
+    device.submit(decode_batch(subject.plan, 2, 5)).result()
+    device.close()
+    return raised
+
+
 def contexts_a_step() -> list[int]:
     """How often the stream was entered for a decode step whose sampling is there, and for one whose sampling follows."""
     subject = interpreted_subject()
@@ -124,7 +147,15 @@ def main() -> None:
     expected = answers(None)
     is_equal = answers(inject) == expected
     print(
-        json.dumps({"equal": is_equal, "num": len(expected), "raised": what_is_raised(), "contexts": contexts_a_step()})
+        json.dumps(
+            {
+                "equal": is_equal,
+                "num": len(expected),
+                "raised": what_is_raised(),
+                "contexts": contexts_a_step(),
+                "driver": what_the_driver_says(),
+            }
+        )
     )
 
 

@@ -11,9 +11,9 @@ import torch
 from tests.agent.device.conformance.steps import Part, step_of
 from tests.agent.device.conformance.subjects import gpu_plan
 
-from dragoman_agent.device.cuda_inputs import mixed_inputs
+from dragoman_agent.device.cuda_inputs import Room, mixed_inputs
 from dragoman_agent.device.cuda_library import AttentionSizes
-from dragoman_agent.pal.plan import LibraryPrefill
+from dragoman_agent.pal.plan import LibraryPrefill, Plan
 
 PLAN = gpu_plan("cuda")
 STEP = step_of([Part([5], 3, [1]), Part(list(range(1, 18)), 0, [2, 3]), Part(list(range(1, 9)), 20, [4, 6])], 16)
@@ -26,14 +26,22 @@ def ops(*, library: bool = False) -> Any:
     return SimpleNamespace(queries_an_item=16, library=made if library else None)
 
 
-def on_device(inputs: Any) -> Any:
+def views_of(inputs: Any, sampled: list[int] | None = None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     host = np.zeros(inputs.num_words + 7, np.int32)
     inputs.write(host)
-    return inputs.on_device(torch.from_numpy(host), torch.zeros(4, dtype=torch.int32), PLAN)
+    packed = torch.from_numpy(host)
+    return inputs.views(packed, torch.tensor(sampled or [0, 0, 0, 0], dtype=torch.int32)), packed
+
+
+def kernel_by_kernel(plan: Plan) -> Any:
+    inputs = mixed_inputs(STEP, plan, ops(library=True))
+    return inputs.step(views_of(inputs)[0], plan)
 
 
 def test_every_array_is_found_again() -> None:
-    step, temperatures, draws = on_device(mixed_inputs(STEP, PLAN, ops()))
+    inputs = mixed_inputs(STEP, PLAN, ops())
+    views, _ = views_of(inputs)
+    step = inputs.step(views, PLAN)
     assert step.token_ids.tolist() == STEP.token_ids.tolist() and step.positions.tolist() == STEP.positions.tolist()
     assert step.decode is not None and step.prefill is not None
     assert step.decode.context_lens.tolist() == [4] and step.decode.block_tables.tolist()[0][:1] == [1]
@@ -41,14 +49,74 @@ def test_every_array_is_found_again() -> None:
     assert step.prefill.block_tables.tolist() == STEP.block_tables[1:, :2].tolist()
     assert sorted(map(tuple, step.prefill.work_list.tolist())) == [(0, 0), (0, 16), (1, 0)]
     assert step.last_rows is not None and step.last_rows.tolist() == [0, 17, 25]
-    assert temperatures.tolist() == STEP.sampling.temperatures.tolist() and draws.dtype == torch.float64
+    assert step.prefill.first_row == 1 and not step.padded
+    assert views["temperatures"].tolist() == STEP.sampling.temperatures.tolist()
+    assert views["uniforms"].dtype == torch.float64 and len(views["uniforms"]) == 3
 
 
 def test_what_a_library_attends_has_no_work_list() -> None:
     plan = dataclasses.replace(PLAN, library_prefill=LibraryPrefill("cudnn", 25, 3))
-    step, _, _ = on_device(mixed_inputs(STEP, plan, ops(library=True)))
+    step = kernel_by_kernel(plan)
     assert step.prefill.library.tolist() == [0, 17 * 32, 25 * 32, 25 * 32, 17, 8, 0, 17, 28, 0]
     assert len(step.prefill.work_list) == 0
     few = dataclasses.replace(plan, library_prefill=LibraryPrefill("cudnn", 26, 3))
-    step, _, _ = on_device(mixed_inputs(STEP, few, ops(library=True)))
+    step = kernel_by_kernel(few)
     assert step.prefill.library is None and len(step.prefill.work_list) == 3
+
+
+def rooms(*tokens: int, max_num_seqs: int = 8) -> list[Room]:
+    plan = dataclasses.replace(PLAN, mixed_graph_tokens=tokens, max_num_seqs=max_num_seqs, max_batch_tokens=500)
+    return Room.all_of(plan, ops())
+
+
+def test_graphs_of_many_tokens_come_for_few_sequences_and_for_many() -> None:
+    assert rooms(8, 96, 200, 600, max_num_seqs=256) == [
+        Room(8, 8, 8), Room(96, 64, 22), Room(96, 96, 22), Room(200, 64, 28), Room(200, 200, 28),
+    ]  # fmt: skip
+    assert rooms(96, max_num_seqs=40) == [Room(96, 40, 22)]
+
+
+def test_a_step_takes_the_least_graph_that_holds_it() -> None:
+    assert mixed_inputs(STEP, PLAN, ops(), rooms(8, 16)).room is None, "26 tokens"
+    inputs = mixed_inputs(STEP, PLAN, ops(library=True), rooms(8, 26, 40))
+    assert inputs.room == Room(26, 8, 9) and inputs.library is None
+    assert mixed_inputs(STEP, PLAN, ops(), rooms(8, 30, 40)).room == Room(30, 8, 9)
+
+
+def test_more_sequences_or_work_items_than_a_graph_holds_take_a_larger_one_or_none() -> None:
+    assert mixed_inputs(STEP, PLAN, ops(), rooms(32, max_num_seqs=2)).room is None
+    assert mixed_inputs(STEP, PLAN, ops(), [Room(32, 2, 9), Room(40, 3, 1), Room(40, 3, 9)]).room == Room(40, 3, 9)
+    prompts = step_of([Part([1, 2], 0, [1 + i]) for i in range(40)], 16)
+    assert mixed_inputs(prompts, PLAN, ops(), rooms(80, max_num_seqs=64)).room is None, "40 items, each of 2 queries"
+
+
+def test_what_a_graph_reads_lies_in_one_place_whatever_the_step() -> None:
+    """And rows and sequences beyond the step's do nothing."""
+    alone = step_of([Part([9, 8, 7], 0, [2])], 16)
+    places = []
+    for step in (STEP, alone):
+        inputs = mixed_inputs(step, PLAN, ops(), rooms(32))
+        views, packed = views_of(inputs)
+        padded = inputs.padded_step(views, PLAN, torch.zeros((PLAN.max_num_seqs, 9), dtype=torch.int32))
+        graph = [padded.token_ids, padded.positions, padded.slots, padded.decode.context_lens]
+        graph += [padded.prefill.query_starts, padded.prefill.context_lens, padded.prefill.work_list]
+        places.append([(view.data_ptr() - packed.data_ptr(), tuple(view.shape)) for view in graph])
+        assert (views["uniforms"].data_ptr() - packed.data_ptr()) % 16 == 0
+        tokens, seqs = len(step.token_ids), len(step.context_lens)
+        assert padded.padded and padded.last_rows is None and padded.prefill.first_row == 0
+        assert padded.token_ids.tolist() == [*step.token_ids.tolist(), *[0] * (32 - tokens)]
+        assert padded.slots[tokens:].tolist() == [0] * (32 - tokens)
+        starts, lens = padded.prefill.query_starts.tolist(), padded.prefill.context_lens.tolist()
+        assert starts[: seqs + 1] == step.query_starts.tolist() and set(starts[seqs:]) == {tokens}
+        assert lens[:seqs] == step.context_lens.tolist() and set(lens[seqs:]) == {0}
+        decodes = padded.decode.context_lens.tolist()
+        assert [n for n in decodes if n] == step.context_lens[: inputs.num_decodes].tolist()
+        queries = {
+            (seq, first + at)
+            for seq, first in padded.prefill.work_list.tolist()
+            for at in range(16)
+            if first + at < starts[seq + 1] - starts[seq]
+        }
+        prompts = range(inputs.num_decodes, seqs)
+        assert queries == {(seq, at) for seq in prompts for at in range(starts[seq + 1] - starts[seq])}
+    assert places[0] == places[1]

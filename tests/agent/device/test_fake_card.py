@@ -34,7 +34,7 @@ def found() -> dict[str, Any]:
 @pytest.mark.parametrize("plan", ["planned", "dependent", "deterministic"])
 def test_a_step_is_handed_over_without_waiting(found: dict[str, Any], plan: str) -> None:
     waits = found[plan]
-    assert len(waits) == 3 * 6 + 2 and "long sampled late" in waits
+    assert len(waits) == 3 * 6 + 3 and "long sampled late" in waits and "blocks" in waits
     assert {name: calls for name, calls in waits.items() if set(calls) - set(MAY_WAIT.get(name, []))} == {}
 
 

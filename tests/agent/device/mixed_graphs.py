@@ -1,0 +1,72 @@
+"""Steps with prompts by graphs and kernel by kernel, on the GPU backend's code under Triton's interpreter. Run by test_cuda_graphs.py.
+
+Prints the sizes that were replayed, the largest difference of log-probabilities, and how many tokens differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
+
+import numpy as np
+from tests.agent.device.conformance.host_runtime import InterpretedDevice
+from tests.agent.device.conformance.steps import NUM_TOP, Part, by_id, step_of
+from tests.agent.device.conformance.subjects import TinyModel, interpreted_subject
+
+from dragoman_agent.device.cuda_inputs import Room
+from dragoman_agent.pal.plan import Plan
+
+SIZES = (4, 12, 20)
+ROUNDS = 6
+
+
+def opened(plan: Plan) -> InterpretedDevice:
+    device = InterpretedDevice()
+    device.load(TinyModel(), plan, lambda _: None)
+    return device
+
+
+def main() -> None:
+    """Sequences that come, are computed in random chunks beside each other, decode, and go."""
+    plan = replace(interpreted_subject().plan, mixed_graph_tokens=())
+    by_kernel, by_graph = opened(plan), opened(replace(plan, mixed_graph_tokens=SIZES))
+    replayed: list[int] = []
+    replay = by_graph._mixed_graphs.replay
+
+    def counted(room: Room) -> object:
+        replayed.append(room.num_tokens)
+        return replay(room)
+
+    by_graph._mixed_graphs.replay = counted  # type: ignore[method-assign, assignment]
+    rng = np.random.default_rng(5)
+    worst, different, total = 0.0, 0, 0
+    for _ in range(ROUNDS):
+        parts = []
+        blocks = iter(rng.permutation(np.arange(1, plan.num_blocks)).tolist())
+        for row in range(int(rng.integers(1, 4))):
+            before, count = int(rng.integers(0, 24)), int(rng.integers(1, 6 if row else 14))
+            mine = [next(blocks) for _ in range(-(-(before + count) // plan.page_size))]
+            parts.append((rng.integers(1, 60, before).tolist(), rng.integers(1, 60, count).tolist(), mine))
+        parts.sort(key=lambda part: len(part[1]) > 1)  # those of one query come first
+        rows = []
+        for device in (by_kernel, by_graph):
+            for history, _, mine in parts:
+                if history:
+                    device.submit(step_of([Part(history, 0, mine)], plan.page_size)).result()
+            step = step_of(
+                [Part(new, len(history), mine) for history, new, mine in parts], plan.page_size, num_logprobs=NUM_TOP
+            )
+            result = device.submit(step).result()
+            rows.append((result.token_ids.tolist(), [by_id(result, row) for row in range(len(parts))]))
+        (ids, expected), (others, got) = rows
+        worst = max(worst, *(float(np.abs(a - b).max()) for a, b in zip(expected, got, strict=True)))
+        different += sum(a != b for a, b in zip(ids, others, strict=True))
+        total += len(ids)
+    print(json.dumps({"sizes": sorted(set(replayed)), "worst": worst, "different": different, "total": total}))
+
+
+if __name__ == "__main__":
+    main()
