@@ -209,7 +209,9 @@ def main() -> None:
     FixedOps.check_tiles = lambda *_: None  # type: ignore[method-assign] # there are no bits to compare
     packed_copy.pack = lambda *_: None
     sampler._HEAD = 16  # of 96 tokens
-    given = torch.from_numpy
+    given = (
+        torch.from_numpy
+    )  # what it makes where nothing is recorded cannot be made a fake one later; the angles are computed with
     torch.from_numpy = lambda array: given(array) if array.dtype == np.float64 else torch.empty_like(given(array))
     # What it reads has no contents.
     TorchStepHandle._read = lambda self: StepResult(  # type: ignore[method-assign]
