@@ -21,6 +21,7 @@ from dragoman_agent.rpc.refusal import invalid
 from dragoman_agent.rpc.served_model import INLINE_TEXT_CHARS, ServedModel
 from dragoman_agent.rpc.validate import PRIORITIES, check_request_id, check_token_ids
 from dragoman_agent.tickets import OPEN_GRANT, Grant, check_prompt_tokens, presented_embed
+from dragoman_text import TextTooLong
 
 MAX_INSTRUCTION_CHARS = 4096
 _FLOAT_BYTES = 4
@@ -123,10 +124,19 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
 
     def _prompt(self, item: embedding_service_pb2.EmbedInput, index: int, prefix: str) -> list[int]:
         param = f"inputs[{index}]"
+        limit = self._model.limits.max_context_tokens
+        limit = min(limit, self._model.embedding.max_num_tokens or limit)
         match item.WhichOneof("input"):
             case "text":
                 if not item.text:
                     invalid(f"{param}.text", "is empty; there is nothing to embed")
+                try:
+                    self._model.tokenizer.check_size(item.text, limit)
+                    self._model.tokenizer.check_beginning(item.text, limit)
+                except TextTooLong as error:
+                    raise _too_long(param, error.num_tokens, limit, at_least=True) from None
+                except ValueError as error:
+                    invalid(f"{param}.text", str(error))
                 ids = self._model.encode_text(prefix + item.text, f"{param}.text")
             case "token_ids":
                 ids = list(item.token_ids.ids)
@@ -135,13 +145,8 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
                 invalid(param, "is neither text nor token_ids")
         if not ids:
             invalid(param, "has no tokens; there is nothing to embed")
-        limit = min(self._model.limits.max_context_tokens, self._model.embedding.max_num_tokens or len(ids))
         if len(ids) > limit:
-            raise DragomanError(
-                error_pb2.ERROR_REASON_CONTEXT_EXCEEDED,
-                f"{param} has {len(ids)} tokens, this model embeds at most {limit} here; shorten or split it",
-                metadata={"prompt_tokens": str(len(ids)), "limit": str(limit), "param": param},
-            )
+            raise _too_long(param, len(ids), limit)
         return ids
 
 
@@ -239,6 +244,15 @@ def check_total(num_tokens: int) -> None:
             "inputs",
             f"all together have {num_tokens} tokens, at most {MAX_EMBED_TOKENS} go in one request; send several",
         )
+
+
+def _too_long(param: str, num_tokens: int, limit: int, *, at_least: bool = False) -> DragomanError:
+    count = f"at least {num_tokens}" if at_least else str(num_tokens)
+    return DragomanError(
+        error_pb2.ERROR_REASON_CONTEXT_EXCEEDED,
+        f"{param} has {count} tokens, this model embeds at most {limit} here; shorten or split it",
+        metadata={"prompt_tokens": str(num_tokens), "limit": str(limit), "param": param},
+    )
 
 
 def _least(*limits: float | None) -> float | None:

@@ -142,6 +142,7 @@ async def test_one_request_id_is_under_way_once(channel: grpc.aio.Channel) -> No
         ([[1], []], "invalid_request", "inputs[1]"),
         ([[1, 2], [5, 999_999]], "invalid_request", "inputs[1].token_ids.ids[1]"),
         (["ok", "x" * 32_769], "context_exceeded", "inputs[1]"),
+        (["ok", "two words " * 1_500_000], "context_exceeded", "inputs[1]"),
         ([[1]] * 2049, "invalid_request", "inputs"),
     ],
 )
