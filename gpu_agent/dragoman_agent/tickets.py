@@ -173,7 +173,10 @@ class TicketVerifier:
 
     def _check_unused(self, jti: bytes) -> None:
         if jti in self._used:
-            raise _refusal("REPLAYED", "the ticket was used before; acquire one for each attempt")
+            raise _refusal(
+                "REPLAYED",
+                "the ticket was used before; acquire one for each attempt, and give each request an id of its own",
+            )
         if jti in self._revoked:
             raise _refusal("INVALID", "the ticket was revoked by the controller; do not send this request again")
 

@@ -173,6 +173,13 @@ async def test_leaving_the_loop_frees_the_agent(client: AsyncClient) -> None:
     await until_idle(client)
 
 
+async def test_an_id_that_is_under_way_is_told_to_be_taken(client: AsyncClient) -> None:
+    async with client.generate("hello", ignore_eos=True, request_id="twice") as stream:
+        await anext(aiter(stream))
+        with pytest.raises(DragomanError, match="give each request an id of its own"):
+            await client.complete("hello", request_id="twice", max_output_tokens=2)
+
+
 async def test_cancel_from_another_client(client: AsyncClient, controller: str) -> None:
     stream = client.generate("hello", ignore_eos=True, request_id="to-be-cancelled")
     tokens = aiter(stream)
@@ -286,7 +293,7 @@ def test_sync_client(controller: str) -> None:
 
 def wait_for_agent(client: Client) -> None:
     deadline = time.monotonic() + 10
-    while not client.agents():
+    while not any(agent.state == agent_pb2.AGENT_STATE_SERVING for agent in client.agents()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
