@@ -196,6 +196,7 @@ class CudaDevice(CudaBlocks):
         for done, size in enumerate(sizes, 2 + len(mixed)):
             progress(LoadProgress("warmup", done, total, "steps"))
             self._graphs.add(size, partial(self._decode_step, size))
+        self._runtime.release()  # what the first launches took beside the graphs
         progress(LoadProgress("warmup", total, total, "steps"))
 
     def _time_steps(self) -> list[tuple[int, int, float]]:

@@ -6,7 +6,7 @@ CUDA and ROCm builds of torch share one namespace, the build for Intel's cards h
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -140,10 +140,20 @@ class TorchRuntime:
         return event
 
     def capture(self, stream: Stream, work: Callable[[], T], pool: Any) -> tuple[Graph, T]:
-        """See Runtime."""
-        graph: Graph = self.graph_type()
-        with self.namespace.graph(graph, pool=pool, stream=stream):
-            made = work()
+        """See Runtime. Nothing may be under way.
+
+        torch's own context gives back all memory before each graph, which is then taken anew for the next.
+        """
+        graph: Any = self.graph_type()
+        with self.on(stream):
+            graph.capture_begin(*(() if pool is None else (pool,)))
+            try:
+                made = work()
+            except BaseException:
+                with suppress(Exception):  # that it was broken off: what broke it off is told
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph, made
 
     def pinned(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

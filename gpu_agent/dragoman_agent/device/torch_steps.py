@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dragoman_agent.device.base import DeviceError, SamplingBatch, StepBatch, StepResult
 from dragoman_agent.device.torch_runtime import Event, Runtime
+from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.sampler import Sampled, score
 
 _SCORED_AT_ONCE = 64  # rows: bounds the scratch to 64 * vocab_size * ~30 bytes
@@ -158,7 +159,7 @@ class TorchStepHandle:
 
 def score_hidden(hidden: Tensor, batch: StepBatch, head: Callable[[Tensor], Tensor]) -> Scores:
     """Logprobs of `score_targets` from hidden states, a few rows at a time: logits of a whole prompt would take gigabytes."""
-    targets = torch.from_numpy(batch.score_targets).to(hidden.device).long()
+    targets = send({"targets": batch.score_targets.astype(np.int64)}, hidden.device)["targets"]
     parts = []
     for start in range(0, len(hidden), _SCORED_AT_ONCE):
         rows = slice(start, start + _SCORED_AT_ONCE)
