@@ -69,16 +69,19 @@ def step_of(plan: Plan, prompts: list[tuple[int, int]], num_decodes: int, contex
 def fill(device: CudaDevice) -> None:
     """K and V as a model's are: unit normal, the null block zero."""
     generator = torch.Generator("cuda").manual_seed(1)
-    for cache in (device._cache.keys, device._cache.values):
-        for layer in cache:
-            layer.copy_(torch.randn(layer.shape, generator=generator, device="cuda", dtype=torch.float32))
-        cache[:, 0] = 0
+    with torch.inference_mode():  # as they were made
+        for cache in (device._cache.keys, device._cache.values):
+            for layer in cache:
+                layer.copy_(torch.randn(layer.shape, generator=generator, device="cuda", dtype=torch.float32))
+            cache[:, 0] = 0
+    torch.cuda.synchronize()  # the steps are in another stream
 
 
 def run(device: CudaDevice, step: StepBatch) -> tuple[torch.Tensor, np.ndarray, float, float]:
     """Logits, token ids, wall and device seconds of a step."""
     ids = device.submit(step).result().token_ids
     logits = device.last_logits().float().clone()
+    torch.cuda.synchronize()  # read before the next step overwrites them, in another stream
     seconds, begin = [], time.perf_counter()
     for _ in range(NUM_TIMED):
         seconds.append(device.submit(step).result().seconds)

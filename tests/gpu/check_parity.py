@@ -110,12 +110,19 @@ def our_logits(device: CudaDevice, tokens: list[list[int]], page: int) -> list[t
         ).astype(np.int32)
         device.submit(batch).result()
         device.submit(batch_of(lengths, halves, tokens, width, page)).result()
-        out.append(device.last_logits().float().clone())
+        out.append(copied(device))
         for _ in range(DECODE_STEPS):
             done, lengths = lengths, [length + 1 for length in lengths]
             device.submit(batch_of(lengths, done, tokens, width, page)).result()
-            out.append(device.last_logits().float().clone())
+            out.append(copied(device))
     return out
+
+
+def copied(device: CudaDevice) -> torch.Tensor:
+    """The last step's logits in float32. In another stream than the steps, which overwrite what is read."""
+    logits = device.last_logits().float().clone()
+    torch.cuda.synchronize()
+    return logits
 
 
 def variants(plan: Plan, model: ModelConfig) -> dict[str, Plan]:

@@ -59,7 +59,9 @@ class Rig:
         """Logits of the sampled parts, a copy."""
         batch = step_of(parts, self.plan.page_size)
         self.device.submit(batch).result()
-        return self.device.last_logits()[: len(batch.sample_seqs)].clone()
+        logits = self.device.last_logits()[: len(batch.sample_seqs)].clone()
+        self.device._runtime.synchronize()  # the copy is in another stream than the steps, which overwrite what it reads
+        return logits
 
     def alone(self, one: Stream, chunk: int | None = None, blocks: list[int] | None = None) -> list[torch.Tensor]:
         """Logits at each place: the prompt in chunks of `chunk` (the plan's where None), then token by token."""
