@@ -6,10 +6,10 @@ A form is what makes a binary: types, alignment and constants. Counts that chang
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import KV_FLOAT8, Plan
 from dragoman_agent.pal.step_cost import matrices
 
 MIN_TILE_ROWS = 8  # of the product of few rows, whose tiles are powers of two
@@ -25,6 +25,7 @@ _SECONDS = {
     "rope": 0.5,
 }
 _OTHER_SECONDS = 0.3
+_OF_PROMPTS = ("rope", "prefill", "fixed-attention")  # kinds that K and V pass through in a step of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Form:
     sizes: tuple[int, ...] = ()
     dependent: bool = False  # as a kernel that may start before the one before it has ended
     flag: bool = False  # norm: with a residual; gemm: with a bias
+    wide: bool = False  # over K and V in sixteen bits, in a plan that keeps them in eight
 
     @property
     def seconds(self) -> float:
@@ -53,6 +55,8 @@ def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
     else:
         found += _attention(plan, sizes)
         found += _products(model, plan, sizes)
+    if plan.kv_dtype == KV_FLOAT8:  # scales are found on a prompt whose K and V are as they come
+        found += [replace(form, wide=True) for form in found if form.kind in _OF_PROMPTS and not form.dependent]
     return sorted(dict.fromkeys(found), key=lambda form: -form.seconds)
 
 

@@ -172,9 +172,10 @@ class _Shapes:
         num_heads, num_kv_heads, head_dim = self.order["heads"]
         return num_heads, num_kv_heads, head_dim
 
-    def cache(self) -> Any:
+    def cache(self, form: Form) -> Any:
         _, num_kv_heads, head_dim = self.heads
-        return self.tensor(2, num_kv_heads, self.order["page_size"], head_dim, dtype=self.order["cache_dtype"])
+        dtype = "bfloat16" if form.wide else self.order["cache_dtype"]
+        return self.tensor(2, num_kv_heads, self.order["page_size"], head_dim, dtype=dtype)
 
 
 def _norm(at: _Shapes, form: Form) -> None:
@@ -196,7 +197,7 @@ def _rope(at: _Shapes, form: Form) -> None:
     heads, kv_heads, dim = at.heads
     angles, norm = at.tensor(64, dim // 2, dtype="float32"), at.tensor(dim) if at.order["qk_norm"] else None
     rope_and_cache(
-        at.tensor(_ROWS, (heads + 2 * kv_heads) * dim), at.cache(), at.cache(), angles, angles, at.ints(_ROWS),
+        at.tensor(_ROWS, (heads + 2 * kv_heads) * dim), at.cache(form), at.cache(form), angles, angles, at.ints(_ROWS),
         at.ints(_ROWS), heads, norm, norm, at.order["eps"], dependent=form.dependent,
     )  # fmt: skip
 
@@ -217,7 +218,7 @@ def _decode(at: _Shapes, form: Form) -> None:
     splits, block_n, stages, warps = form.sizes
     workspace = DecodeWorkspace(_ROWS, heads, dim, splits, at.torch.device("cpu"))
     paged_decode_attention(
-        at.tensor(_ROWS, heads, dim), at.cache(), at.cache(), at.ints(_ROWS, 4), at.ints(_ROWS), workspace, splits,
+        at.tensor(_ROWS, heads, dim), at.cache(form), at.cache(form), at.ints(_ROWS, 4), at.ints(_ROWS), workspace, splits,
         block_n=block_n, num_stages=stages, num_warps=warps, dependent=form.dependent,
     )  # fmt: skip
 
@@ -228,7 +229,7 @@ def _prefill(at: _Shapes, form: Form) -> None:
     heads, _, dim = at.heads
     block_m, block_n, stages, warps = form.sizes
     paged_prefill_attention(
-        at.tensor(_ROWS, heads, dim), at.cache(), at.cache(), at.ints(1, 4), at.ints(2), at.ints(1), at.ints(1, 2),
+        at.tensor(_ROWS, heads, dim), at.cache(form), at.cache(form), at.ints(1, 4), at.ints(2), at.ints(1), at.ints(1, 2),
         block_m=block_m, block_n=block_n, num_stages=stages, num_warps=warps,
     )  # fmt: skip
 
@@ -249,7 +250,7 @@ def _fixed_attention(at: _Shapes, form: Form) -> None:
     heads, _, dim = at.heads
     block_m, block_n, stages, warps, part_tokens = form.sizes
     fixed_decode_attention(
-        at.tensor(_ROWS, heads, dim), at.cache(), at.cache(), at.ints(_ROWS, 4), at.ints(_ROWS),
+        at.tensor(_ROWS, heads, dim), at.cache(form), at.cache(form), at.ints(_ROWS, 4), at.ints(_ROWS),
         FixedWorkspace(_ROWS, heads, dim, 4, at.torch.device("cpu")), part_tokens, 2, rows=block_m, block_n=block_n,
         num_stages=stages, num_warps=warps,
     )  # fmt: skip

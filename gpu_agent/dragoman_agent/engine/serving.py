@@ -24,6 +24,7 @@ from dragoman_agent.engine.start_times import StartTimes
 from dragoman_agent.engine.trace import TraceWriter
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.source import ModelSource, open_model
+from dragoman_agent.pal.plan import KV_FLOAT8
 from dragoman_cli.failure import import_problem
 
 if TYPE_CHECKING:
@@ -57,12 +58,13 @@ def load(
     Raises DeviceError, ModelFileError or ImportError.
     """
     compilers: Compilers | None = None
+    first_step = "kv" if config.plan.kv_dtype == KV_FLOAT8 else "warmup"  # scales of eight bits are found by one
     ended = {"weights": "context", "kv": "weights", "warmup": "memory"}  # by the phase that then begins
 
     def report(progress: LoadProgress) -> None:
         if progress.phase in ended:
             times.mark(ended.pop(progress.phase))
-            if compilers is not None and progress.phase == "warmup":
+            if compilers is not None and progress.phase == first_step:
                 compilers.wait()  # the first step launches what they compile
                 times.mark("kernels")
         elif (progress.phase, progress.done) == ("warmup", progress.total) and "timed steps" not in times.seconds:

@@ -1,6 +1,6 @@
 """Prints the binaries that the GPU backend asks Triton for, or that are compiled ahead, without a GPU; run by test_precompile.
 
-python -m tests.agent.device.compile_trace device|ahead planned|deterministic      a line a binary: hash and name
+python -m tests.agent.device.compile_trace device|ahead planned|deterministic|float8      a line a binary: hash and name
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import sys
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 
-from dragoman_agent.pal.plan import GemmDecode, Plan
+from dragoman_agent.pal.plan import KV_FLOAT8, GemmDecode, Plan
 
 CAPABILITY = "9.0"
 
 
 def plan(which: str) -> Plan:
-    """In one order of arithmetic; or with dependent launch up to 2 sequences; a matrix for all of them and one, which two sizes of tile serve, for some."""
+    """In one order of arithmetic; with K and V in eight bits; or with dependent launch up to 2 sequences; a matrix for all of them and one, which two sizes of tile serve, for some."""
     if which == "deterministic":
         return deterministic_plan("cuda")
+    if which == "float8":
+        return gpu_plan("cuda", KV_FLOAT8)
     gemm = (
         GemmDecode(n=128, k=64, max_rows=4, block_n=16, block_k=64, num_stages=3, num_warps=2),
         GemmDecode(n=192, k=64, max_rows=16, block_n=16, block_k=64, num_stages=3, num_warps=2),
