@@ -40,6 +40,7 @@ MAX_HOST_SECONDS = 300e-6  # the bar of host work a step at batch 256
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "filters": {"top_k": 20, "top_p": 0.95},
+    "top-p": {"top_p": 0.9},  # whose candidates a random model's flat logits go beyond
     "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.2},
     "grammar": {"grammar": GrammarSpec("regex", "[a-z ]{1,400}")},
     "bad-words": {"bad_word_ids": [[5, 6], [7]]},
