@@ -22,6 +22,13 @@ def test_a_missing_extra_names_the_module_and_the_command(monkeypatch: pytest.Mo
     assert raised.value.remedy == failure.install_command("agent")
 
 
+def test_a_module_that_is_not_used_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(failure.EXTRAS, "agent", ("json", "no_such_module_here"))
+    require_extras("agent", purpose="dragoman plan", unused=("no_such_module_here",))
+    with pytest.raises(Failure):
+        require_extras("agent", purpose="dragoman plan", unused=("json",))
+
+
 @pytest.mark.parametrize(
     ("has_pip", "command"),
     [

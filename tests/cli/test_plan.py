@@ -46,6 +46,15 @@ def test_a_plan_is_told_with_its_memory_and_speed(dragoman: Dragoman) -> None:
         assert part in done.stdout, done.stdout
 
 
+def test_no_torch_is_needed() -> None:
+    code = "import sys; sys.modules['torch'] = None\nfrom dragoman_cli.main import main\nmain(sys.argv[1:])"
+    for arguments in (("plan", *SMALL), ("explain", *SMALL, "--why", "road"), ("models", "ls")):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+
+
 def test_json_holds_the_numbers(dragoman: Dragoman) -> None:
     told = body(dragoman, *SMALL, "--context", "4k", "--concurrency", "8")
     assert told["fits"] is True

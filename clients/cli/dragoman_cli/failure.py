@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Collection
 from importlib.util import find_spec
 
 
@@ -28,9 +29,9 @@ EXTRAS = {
 }
 
 
-def missing_module(extra: str) -> str | None:
-    """The first module of the extra that is not installed, or None."""
-    return next((name for name in EXTRAS[extra] if find_spec(name) is None), None)
+def missing_module(extra: str, unused: Collection[str] = ()) -> str | None:
+    """The first module of the extra that is not installed, or None. `unused` need not be."""
+    return next((name for name in EXTRAS[extra] if name not in unused and find_spec(name) is None), None)
 
 
 def install_command(*extras: str) -> str:
@@ -43,11 +44,11 @@ def pip_install() -> str:
     return f"{sys.executable} -m pip install" if find_spec("pip") else f"uv pip install --python {sys.executable}"
 
 
-def require_extras(*extras: str, purpose: str) -> None:
-    """Raises Failure naming the install command when one of the extras is not installed."""
-    missing = [extra for extra in extras if missing_module(extra)]
+def require_extras(*extras: str, purpose: str, unused: Collection[str] = ()) -> None:
+    """Raises Failure naming the install command when one of the extras is not installed, modules of `unused` left aside."""
+    missing = [extra for extra in extras if missing_module(extra, unused)]
     if missing:
-        modules = ", ".join(str(missing_module(extra)) for extra in missing)
+        modules = ", ".join(str(missing_module(extra, unused)) for extra in missing)
         raise Failure(
             f"{purpose} needs parts of Dragoman that are not installed: {', '.join(missing)}",
             f"no module {modules} in {sys.prefix}",

@@ -32,7 +32,7 @@ def ls(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the models in the cache and those that can be fetched."""
-    require_extras("agent", purpose="dragoman models ls")
+    require_extras("agent", purpose="dragoman models ls", unused=("torch",))
     from dragoman_cli.ready import human_bytes
 
     rows = _listed(_resolved(cache_dir))
@@ -54,7 +54,7 @@ def show(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Show what a model is, from its metadata; the weights are not read."""
-    require_extras("agent", purpose="dragoman models show")
+    require_extras("agent", purpose="dragoman models show", unused=("torch",))
     from dragoman_agent.model.describe import describe
     from dragoman_cli.ready import human_bytes
 
@@ -74,7 +74,7 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Read a model fully: every value must be finite; prints the SHA-256 of each file."""
-    require_extras("agent", purpose="dragoman models verify")
+    require_extras("agent", purpose="dragoman models verify", unused=("torch",))
     from dragoman_agent.model.verify import verify as verify_model
     from dragoman_cli.loading import Loading
 

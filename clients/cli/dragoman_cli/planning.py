@@ -64,7 +64,7 @@ class Planned:
 
 def plan_offline(request: Request, purpose: str) -> Planned:
     """Plan without a device. Raises Failure: an unknown name, a damaged file, a wish that makes no sense."""
-    require_extras("agent", purpose=purpose)
+    require_extras("agent", purpose=purpose, unused=("torch",))
     from dragoman_agent.model.errors import ModelFileError
     from dragoman_agent.pal.limits import PlanError
     from dragoman_agent.pal.offline import Wish, look_ahead
