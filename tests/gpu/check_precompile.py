@@ -18,7 +18,9 @@ MAX_AHEAD_SECONDS = 20.0  # beside other checks; alone a few seconds
 
 
 def plans(model: Any) -> tuple[dict[str, Any], str]:
-    """The plan from the profile alone, one with every product of few rows our own and dependent launch; the capability."""
+    """The plan from the profile alone, one with every product of few rows our own and dependent launch, one that keeps K and V in
+    eight bits, whose scales are found over sixteen; the capability.
+    """
     from dragoman_agent.pal.attributes import take_inventory
     from dragoman_agent.pal.plan import GemmDecode
     from dragoman_agent.pal.planner import Limits, Switches, plan_for
@@ -35,9 +37,11 @@ def plans(model: Any) -> tuple[dict[str, Any], str]:
         for n, k in dict.fromkeys((*matrices(model), (model.vocab_size, model.hidden_size)))
         for rows in (8, 32)
     )
-    return {"planned": plan, "few rows": dataclasses.replace(plan, gemm_decode=few, dependent_max_batch=8)}, str(
-        found.values["compute.capability"].value
-    )
+    narrow, _ = plan_for(profile, model, dataclasses.replace(limits, kv_dtype="fp8"), Switches())
+    made = {
+        "planned": plan, "few rows": dataclasses.replace(plan, gemm_decode=few, dependent_max_batch=8), "eight bits": narrow,
+    }  # fmt: skip
+    return made, str(found.values["compute.capability"].value)
 
 
 def serve(source: Any, plan: Any) -> None:
