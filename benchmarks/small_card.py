@@ -60,9 +60,7 @@ def show(here: Setup, whole: Plan) -> None:
 def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> Iterator[dict[str, dict[str, list[float]]]]:
     """Tokens a second by case and plan, after each turn: a sample a turn, every second one goes backwards."""
     small = {  # the chunk of prompts that is timed is longer than any graph
-        label: replace(
-            plan, num_blocks=KV_TOKENS // plan.page_size + 1, max_context_tokens=4096, mixed_graph_tokens=()
-        )
+        label: replace(plan, num_blocks=KV_TOKENS // plan.page_size + 1, max_context_tokens=4096, mixed_graph_tokens=())
         for label, plan in plans.items()
     }
     devices = {label: loaded.device(plan) for label, plan in small.items()}
