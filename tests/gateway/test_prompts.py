@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.prefix_hash import prompt_digest_of_ids
 from dragoman_gateway.errors import ApiError
-from dragoman_gateway.models import ModelText
+from dragoman_gateway.models import ModelText, _build
 from dragoman_gateway.prompts import chat_prompt, completion_prompts
 from dragoman_gateway.schema import ChatBody, CompletionBody, parse_body
 from dragoman_text import ChatTemplate, TextTokenizer, byte_tokenizer_files
@@ -58,6 +58,18 @@ def test_b19_what_a_template_says_is_quoted(messages: Any) -> None:
 def test_b19_a_model_without_a_template_says_how_to_set_one() -> None:
     message = refusal(None).message
     assert "tokenizer.chat_template" in message and "chat_template.jinja" in message
+
+
+def test_b19_a_template_that_is_not_valid_costs_chats_alone() -> None:
+    files = dataclasses.replace(byte_tokenizer_files(), chat_template="{% for %}")
+    tokenizer, template = _build(list(files.to_chunks(1000)))
+    served = ModelText("m", b"d" * 32, 1000, tokenizer.vocab_size, tokenizer, template)
+    body = parse_body(CompletionBody, {"prompt": "hi"})[0]
+    assert completion_prompts(body, served, "", 10)[0].token_ids == list(b"hi")
+    with pytest.raises(ApiError) as caught:
+        chat_prompt(chat(HI), served, "")
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert "not valid at line 1" in caught.value.message and "--chat-template" in caught.value.message
 
 
 @pytest.mark.parametrize(

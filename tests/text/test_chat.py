@@ -303,6 +303,16 @@ def test_the_sandbox_holds(source: str) -> None:
         template(source).render(USER)
 
 
+def test_an_invalid_template_that_is_not_needed_fails_when_it_is_used() -> None:
+    chat = ChatTemplate(dataclasses.replace(FILES, chat_template="{% for %}"), is_needed=False)
+    assert "not valid at line 1" in chat.fault and "--chat-template FILE" in chat.fault
+    for use in (chat.render, lambda messages: chat.encode(BYTES, messages)):
+        with pytest.raises(TemplateError) as caught:
+            use(USER)
+        assert str(caught.value) == chat.fault and not caught.value.refused
+    assert not CHATML.fault
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -180,6 +180,8 @@ class Models:
         logger.info(
             "model %s: tokenizer of %d tokens, context %d", name, header.vocabulary_size, header.max_context_tokens
         )
+        if template.fault:
+            logger.warning("model %s: chats are refused: %s", name, template.fault)
         return ModelText(
             name, header.model_digest, header.max_context_tokens, header.vocabulary_size, tokenizer, template
         )
@@ -188,7 +190,8 @@ class Models:
 def _build(chunks: list[bytes]) -> tuple[TextTokenizer, ChatTemplate]:
     try:
         files = TokenizerFiles.from_chunks(chunks)
-        return TextTokenizer.from_files(files), ChatTemplate(files)
+        # What a model writes without a chat does not hang on its template.
+        return TextTokenizer.from_files(files), ChatTemplate(files, is_needed=False)
     except (TokenizerFilesError, ValueError) as error:
         raise DragomanError(error_pb2.ERROR_REASON_INTERNAL, f"the agent's tokenizer cannot be used: {error}") from None
 

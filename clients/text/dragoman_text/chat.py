@@ -30,12 +30,24 @@ class TemplateError(ValueError):
 class ChatTemplate:
     """The chat template of one model. Threads may share it."""
 
-    def __init__(self, files: TokenizerFiles, *, limits: TemplateLimits | None = None) -> None:
-        """Compile. Raises TemplateError when the template is not valid; a model without one fails at `render`."""
+    def __init__(self, files: TokenizerFiles, *, limits: TemplateLimits | None = None, is_needed: bool = True) -> None:
+        """Compile. Raises TemplateError when the template is not valid; a model without one fails at `render`.
+
+        Where it is not `is_needed`, one that is not valid fails at `render` too: `fault` says why.
+        """
         self._files = files
         self._limits = limits or TemplateLimits()
         self._environment = BoundedEnvironment()
-        self._template = None if files.chat_template is None else self._compile(files.chat_template)
+        self._template = None
+        self.fault = ""
+        if files.chat_template is None:
+            return
+        try:
+            self._template = self._compile(files.chat_template)
+        except TemplateError as error:
+            if is_needed:
+                raise
+            self.fault = f"{error} with --chat-template FILE of the agent, or send a plain prompt to completions"
 
     @property
     def is_given(self) -> bool:
@@ -117,6 +129,8 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None,
     ) -> tuple[ControlText, dict[str, Any]]:
         """The template's variables with stand-ins where user text spells a control token."""
+        if self.fault:
+            raise TemplateError(self.fault)
         if self._template is None:
             raise TemplateError(
                 "this model has no chat template, so chat messages cannot be laid out; start the agent with --chat-template "
