@@ -8,6 +8,7 @@ import sys
 
 from dragoman.channel import quiet_grpc
 from dragoman_cli.config import parse
+from dragoman_cli.failure import import_problem, wants_traceback
 from dragoman_cli.process import log_to_stderr, loop_factory
 from dragoman_controller.config import ControllerSettings
 
@@ -24,7 +25,13 @@ def main() -> None:
     settings = parse(ControllerSettings, "dragoman-controller")
     log_to_stderr(settings.log_level)
     # Imported here so that --help and bad settings answer without loading gRPC.
-    from dragoman_controller.server import StartupError, serve
+    try:
+        from dragoman_controller.server import StartupError, serve
+    except ImportError as error:
+        if wants_traceback():
+            raise
+        print(f"dragoman-controller: {import_problem(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
 
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -20,6 +21,24 @@ def test_a_missing_extra_names_the_module_and_the_command(monkeypatch: pytest.Mo
     assert raised.value.what == "dragoman up needs parts of Dragoman that are not installed: agent"
     assert "no module no_such_module_here" in raised.value.why
     assert raised.value.remedy == failure.install_command("agent")
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "arguments"),
+    [
+        ("dragoman_cli.entry", "typer", ("--help",)),
+        ("dragoman_controller.main", "grpc_health", ("--port", "0", "--metrics-port", "0")),
+        ("dragoman_gateway.main", "uvicorn", ("--port", "0")),
+        ("dragoman_agent.main", "numpy", ("--device", "null", "--open", "--port", "0", "--metrics-port", "0")),
+    ],
+)
+def test_a_command_without_its_extra_says_so_in_one_line(module: str, missing: str, arguments: tuple[str, ...]) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None\nfrom {module} import main\nmain()"
+    done = subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (1, 2)
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"the Python module '{missing}" in done.stderr and " is missing in " in done.stderr
+    assert "run `make setup`, or: " in done.stderr and "'dragoman[agent,controller,gateway]'" in done.stderr
 
 
 def test_a_module_that_is_not_used_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

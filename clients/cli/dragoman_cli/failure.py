@@ -62,7 +62,7 @@ def import_problem(error: ImportError) -> str:
         what = f"the Python module {error.name!r} is missing in {sys.prefix}"
     else:
         what = f"a Python module cannot be imported ({error})"
-    return f"{what}; run `make setup`, or install 'dragoman[agent,controller,gateway]' again"
+    return f"{what}; run `make setup`, or: {install_command('agent', 'controller', 'gateway')}"
 
 
 def wants_traceback() -> bool:

@@ -8,6 +8,7 @@ import sys
 from dragoman.address import is_loopback
 from dragoman.channel import quiet_grpc
 from dragoman_cli.config import parse
+from dragoman_cli.failure import import_problem, wants_traceback
 from dragoman_cli.process import log_to_stderr
 from dragoman_gateway.config import GatewaySettings
 
@@ -22,8 +23,12 @@ def main(argv: list[str] | None = None) -> None:
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     # Imported here so that --help and bad settings answer without loading gRPC.
-    from dragoman_gateway.server import StartError, bind, read_api_keys, read_controllers, read_identity, run
-
+    try:
+        from dragoman_gateway.server import StartError, bind, read_api_keys, read_controllers, read_identity, run
+    except ImportError as error:
+        if wants_traceback():
+            raise
+        sys.exit(_refuse(import_problem(error)))
     try:
         read_controllers(settings)
         keys, tls = read_api_keys(settings), read_identity(settings)
