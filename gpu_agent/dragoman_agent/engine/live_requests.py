@@ -104,7 +104,7 @@ class LiveRequests:
                 assert request.sampling.grammar is not None
                 param = f"sampling.grammar.{request.sampling.grammar.kind}"
                 if isinstance(outcome, GrammarsBusyError):
-                    self.fail(request, error_pb2.ERROR_REASON_QUEUE_FULL, f"{param}: {outcome}")
+                    self.fail(request, error_pb2.ERROR_REASON_QUEUE_FULL, str(outcome))
                 else:
                     self.fail(request, error_pb2.ERROR_REASON_INVALID_REQUEST, f"{param}: {outcome}", param)
                 continue
