@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
-#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|quote|start|tiers] [MODEL...]
+#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|quote|start|tiers|rows] [MODEL...]
 # The raw results and logs go to OUT/GROUP.tar, packed anew every few seconds and at the end, so that a machine that is taken
 # away has left them; benchmarks.record_gpu records the *.json in it.
 set -uo pipefail
@@ -28,6 +28,8 @@ elif [ "$group" = quote ]; then
 elif [ "$group" = tiers ]; then
   LIMIT=200 run python3 tests/gpu/check_tiers.py qwen3-0.6b
   LIMIT=200 run python3 -m benchmarks.tiers --device cuda --tier host --model random:qwen3-8b --tokens 8192 --out "$work/tiers.json"
+elif [ "$group" = rows ]; then
+  LIMIT=150 run python3 -m benchmarks.row_kernels_gpu
 elif [ "$group" = start ]; then
   run python3 -m benchmarks.start_gpu qwen3-0.6b --out "$work/start.json"
 elif [ "$group" = pal ]; then

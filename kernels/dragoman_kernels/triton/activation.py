@@ -22,12 +22,11 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, DEPENDENT
     tl.store(out_ptr + row * width + columns, silu * up, mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor, *, dependent: bool = False) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, *, dependent: bool = False, block: int = 1024, num_warps: int = 4) -> torch.Tensor:
     """silu(gate) * up of `gate_up` [num_tokens, 2 * width], gate first; returns [num_tokens, width]."""
     num_tokens, double = gate_up.shape
     out = torch.empty((num_tokens, double // 2), dtype=gate_up.dtype, device=gate_up.device)
-    block = 1024
     _silu_mul_kernel[(num_tokens, triton.cdiv(double // 2, block))](
-        gate_up, out, double // 2, BLOCK=block, num_warps=4, **launch_options(dependent)
+        gate_up, out, double // 2, BLOCK=block, num_warps=num_warps, **launch_options(dependent)
     )
     return out

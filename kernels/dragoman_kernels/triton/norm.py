@@ -34,6 +34,7 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     *,
     dependent: bool = False,
+    num_warps: int | None = None,
 ) -> torch.Tensor:
     """RMS norm of `x` [num_tokens, width]; with `residual`, of x + residual, which is written back into `residual`.
 
@@ -44,7 +45,7 @@ def rms_norm(
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(num_tokens,)](
         x, residual, weight, out, width, eps,
-        HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+        HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=num_warps or min(max(block // 512, 1), 8),
         **launch_options(dependent),
     )  # fmt: skip
     return out

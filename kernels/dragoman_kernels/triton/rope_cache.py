@@ -85,22 +85,24 @@ def rope_and_cache(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     dependent: bool = False,
+    program_heads: int = _HEADS,
+    num_warps: int = 4,
 ) -> torch.Tensor:
     """Rotate q and k, write k and v into their pages, return q [num_tokens, num_heads, head_dim].
 
     `qkv` [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; caches [num_blocks, num_kv_heads, page, head_dim];
     `cos` and `sin` [max_position, head_dim / 2] float32, the half-split form; `slots` are block * page + offset. Caches in
-    float8_e4m3fn take k over `key_scale` and v over `value_scale`, cut to what they hold.
+    float8_e4m3fn take k over `key_scale` and v over `value_scale`, cut to what they hold. A program has `program_heads`, a power of two, of q, k and v together.
     """
     _, num_kv_heads, page, head_dim = k_cache.shape
     num_tokens = qkv.shape[0]
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-    _rope_cache_kernel[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS))](
+    _rope_cache_kernel[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, program_heads))](
         qkv, q, k_cache, v_cache, cos, sin, positions, slots, q_norm, k_norm, eps,
         1.0 / key_scale, 1.0 / value_scale,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        HALF_BLOCK=triton.next_power_of_2(head_dim // 2), PAGE=page, HAS_NORM=q_norm is not None, HEADS=_HEADS,
-        FLOAT8=is_float8(k_cache), num_warps=4,
+        HALF_BLOCK=triton.next_power_of_2(head_dim // 2), PAGE=page, HAS_NORM=q_norm is not None, HEADS=program_heads,
+        FLOAT8=is_float8(k_cache), num_warps=num_warps,
         **launch_options(dependent),
     )  # fmt: skip
     return q
