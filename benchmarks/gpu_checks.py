@@ -68,7 +68,7 @@ def all_checks(models: Sequence[str], out: Path, embedded: str = "") -> list[Che
     known = [
         script("check_sticky", f"random:{models[0]}", gigabytes=70, limit_seconds=180, alone=True, rank=FIRST),
         script("check_tiers", models[0], gigabytes=100, limit_seconds=150, alone=True, rank=FIRST),
-        Check(f"overlap-{models[0]}", overlap, 30, 120, alone=True, rank=FIRST),
+        Check(f"overlap-{models[0]}", overlap, 30, 150, alone=True, rank=FIRST),
         script("check_mixed_graphs", models[0], gigabytes=45, limit_seconds=150, rank=FIRST),
         script("check_embedding", gigabytes=40, limit_seconds=180, rank=FIRST),
         script("check_facts", gigabytes=2, limit_seconds=40, alone=True),
