@@ -89,7 +89,12 @@ class ControllerSettings:
     )
     drain_timeout: float = field(
         default=30.0,
-        metadata={"help": "on SIGTERM, waiting requests are refused after this", "group": "process", "unit": "seconds"},
+        metadata={
+            "help": "on SIGTERM, waiting requests are refused after this",
+            "group": "process",
+            "unit": "seconds",
+            "min": 0.0,
+        },
     )
 
     @property

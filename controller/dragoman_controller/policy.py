@@ -15,6 +15,7 @@ from dragoman_controller.requests import MAX_ID_BYTES, Priority
 
 MAX_QUEUE_LIMIT = 1_000_000
 MAX_NUM_TENANTS = 10_000
+_MAX_WHOLE = (1 << 32) - 1  # what the message of a policy holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,16 @@ def check(policy: Policy) -> None:
     _check_seconds("max_queue_wait", policy.max_queue_wait_seconds)
     if len(policy.tenants) > MAX_NUM_TENANTS:
         raise _invalid("tenants", f"lists {len(policy.tenants)}, at most {MAX_NUM_TENANTS} have limits of their own")
+    if "" in policy.tenants:
+        raise _invalid("tenants", "holds an empty name; limits of those who give none are those of default_tenant")
     for name, tenant in {"": policy.default_tenant, **policy.tenants}.items():
         if len(name.encode()) > MAX_ID_BYTES or not name.isprintable():
             raise _invalid("tenants", f"holds a name that is longer than {MAX_ID_BYTES} bytes or cannot be printed")
-        for key in ("max_queued_requests", "max_running_requests", "share"):
-            if getattr(tenant, key) < 0:
-                raise _invalid(f"tenants.{name or 'default'}.{key}", f"is {getattr(tenant, key)}, must not be negative")
+        # No share would be no turn, ever: who is to get nothing has no key.
+        for key, least in (("max_queued_requests", 0), ("max_running_requests", 0), ("share", 1)):
+            if not least <= getattr(tenant, key) <= _MAX_WHOLE:
+                where, most = f"tenants.{name or 'default'}.{key}", f"{_MAX_WHOLE:,}"
+                raise _invalid(where, f"is {getattr(tenant, key)}, must be {least} to {most}")
     known = [priority.label for priority in Priority]
     for name, target in policy.targets.items():
         if name not in known:
