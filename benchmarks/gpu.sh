@@ -30,6 +30,7 @@ elif [ "$group" = tiers ]; then
   LIMIT=200 run python3 -m benchmarks.tiers --device cuda --tier host --model random:qwen3-8b --tokens 8192 --out "$work/tiers.json"
 elif [ "$group" = rows ]; then
   LIMIT=150 run python3 -m benchmarks.row_kernels_gpu
+  LIMIT=60 run python3 -m benchmarks.submit_gpu
 elif [ "$group" = start ]; then
   run python3 -m benchmarks.start_gpu qwen3-0.6b --out "$work/start.json"
 elif [ "$group" = pal ]; then

@@ -1,0 +1,83 @@
+"""What handing a decode step to a GPU takes the host, part by part, with and without kernels that start early.
+
+python -m benchmarks.submit_gpu [qwen3-0.6b]      a line a batch: medians in microseconds
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_setup import CACHE, LIMITS, Loaded
+
+from dragoman_agent.device.cuda import CudaDevice
+from dragoman_agent.device.warm_up import decode_batch
+from dragoman_agent.model.source import open_model
+from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.planner import Switches, plan_for
+from dragoman_agent.pal.probe import profile_device
+
+BATCHES = (1, 32, 256)
+CONTEXT = 512
+NUM_STEPS = 300
+
+
+def timed(owner: Any, name: str, into: dict[str, list[float]]) -> None:
+    """Let `owner.name` note what each call takes."""
+    whole: Callable[..., Any] = getattr(owner, name)
+
+    def call(*arguments: Any) -> Any:
+        begin = time.perf_counter()
+        result = whole(*arguments)
+        into.setdefault(name, []).append(time.perf_counter() - begin)
+        return result
+
+    setattr(owner, name, call)
+
+
+def measure(device: CudaDevice, batch: int) -> dict[str, float]:
+    """Steps handed over one behind the other, as in service; the device is waited for outside of what is timed."""
+    parts: dict[str, list[float]] = {}
+    owners = ((device, "_fill_decode"), (device._graphs, "replay"), (device, "_finish"))
+    for owner, name in owners:
+        timed(owner, name, parts)
+    step = decode_batch(device._plan, batch, CONTEXT)
+    handles = [device.submit(step)]
+    for _ in range(NUM_STEPS):
+        step.sampling.cursors = step.sampling.cursors + 1
+        begin = time.perf_counter()
+        handles.append(device.submit(step))
+        parts.setdefault("submit", []).append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        handles.pop(0).result()
+        parts.setdefault("wait and result", []).append(time.perf_counter() - begin)
+    handles.pop().result()
+    for owner, name in owners:
+        del owner.__dict__[name]  # the method is there again
+    return {name: statistics.median(seconds) for name, seconds in parts.items()}
+
+
+def main() -> None:
+    """Every batch by both."""
+    source = open_model(f"random:{sys.argv[1] if len(sys.argv) > 1 else 'qwen3-0.6b'}", Path())
+    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    profile, _ = profile_device(found, CACHE)
+    plan, _ = plan_for(profile, source.config, LIMITS, Switches())
+    plan = replace(plan, graph_batch_sizes=BATCHES, mixed_graph_tokens=(), num_blocks=min(plan.num_blocks, 8192))
+    loaded = Loaded(source)
+    for early in (0, BATCHES[-1]):
+        device = loaded.device(replace(plan, dependent_max_batch=early))
+        for batch in BATCHES:
+            parts = measure(device, batch)
+            words = ", ".join(f"{name.strip('_')} {1e6 * seconds:.0f}" for name, seconds in parts.items())
+            print(f"batch {batch}, {'kernels start early' if early else 'one after the other'}: {words} us", flush=True)
+        device.close()
+
+
+if __name__ == "__main__":
+    main()
