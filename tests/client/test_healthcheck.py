@@ -28,3 +28,10 @@ async def test_it_tells_serving_from_not_serving_from_unknown_from_gone(server: 
     assert "not serving" in await asyncio.to_thread(check, server, "readiness")
     assert "NOT_FOUND" in await asyncio.to_thread(check, server, "nonsense")
     assert "UNAVAILABLE" in await asyncio.to_thread(check, "127.0.0.1:1", "liveness")
+    assert "300 bytes in its name" in await asyncio.to_thread(check, server, "a" * 300)
+
+
+def test_what_cannot_be_asked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check("localhost").startswith("the address 'localhost' has no port")
+    monkeypatch.setenv("DRAGOMAN_TLS_CERTIFICATE", "/absent.pem")
+    assert check("127.0.0.1:1").startswith("TLS needs all three of ")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from dragoman.address import address_problem
 from dragoman.channel import quiet_grpc
 
 if TYPE_CHECKING:
     import grpc
 
+_MAX_NAME_BYTES = 128  # from which on a length takes a second byte
 _SERVING = b"\x08\x01"  # HealthCheckResponse {status: SERVING}; grpc.health.v1 is frozen
 
 
@@ -18,12 +20,20 @@ def check(address: str, service: str = "", timeout_seconds: float = 2.0) -> str:
     quiet_grpc()
     import grpc
 
-    name = service.encode()
+    from dragoman.tls import TlsError
+
+    name = service.encode(errors="surrogateescape")
+    if len(name) >= _MAX_NAME_BYTES:
+        return f"{address}: the service has {len(name)} bytes in its name, no service of a server here has {_MAX_NAME_BYTES}"
+    if problem := address_problem(address):
+        return f"the address {address!r} {problem}"
     request = (b"\x0a" + bytes([len(name)]) + name) if name else b""  # HealthCheckRequest {service: name}
     try:
         with _channel(address) as channel:
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
             answer: bytes = call(request, timeout=timeout_seconds)
+    except TlsError as error:
+        return str(error)
     except grpc.RpcError as error:
         return f"{address} {service}: {error.code().name}: {error.details()}"
     return "" if answer == _SERVING else f"{address} {service}: not serving"
