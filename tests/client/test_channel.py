@@ -14,7 +14,7 @@ from dragoman.channel import MAX_MESSAGE_BYTES, channel_options, server_options
 def test_values_of_the_design() -> None:
     server, channel = dict(server_options()), dict(channel_options())
     for options in (server, channel):
-        assert options["grpc.keepalive_time_ms"] == 5000
+        assert options["grpc.keepalive_time_ms"] == 4500
         assert options["grpc.keepalive_timeout_ms"] == 2000
         assert options["grpc.http2.ping_timeout_ms"] == 2000
         assert options["grpc.keepalive_permit_without_calls"] == 1

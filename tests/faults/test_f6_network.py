@@ -16,7 +16,7 @@ NUM_TOKENS = 300
 SPEED = ("--null-speed", "10")
 PROMPTS = [f"stream {index}" for index in range(NUM_STREAMS)]
 VIAS = ("gateway", "client") if FULL else ("client",)
-# A silent peer is noticed by keepalive in 5 + 2 s of the last data; then comes a resume, and the machine's own delay.
+# A silent peer is noticed by keepalive in 4.5 + 2 s of the last data; then comes a resume, and the machine's own delay.
 SILENT_STALL_SECONDS = 9.5
 RESET_STALL_SECONDS = 2.0
 SLOW_STALL_SECONDS = 3.0

@@ -18,8 +18,8 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 16 << 20;
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// One stalled stream must not hold up the others of its connection.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
-/// A silent peer is noticed within 5 + 2 s.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// A silent peer is noticed within 4.5 + 2 s.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(4500);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 

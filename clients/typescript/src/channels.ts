@@ -21,8 +21,8 @@ const MAX_MESSAGE_BYTES = 16 << 20;
 const CONNECT_SECONDS = 5;
 
 const OPTIONS: ChannelOptions = {
-  // A silent peer is noticed within 5 + 2 s, on an idle connection too, so that the next request does not find it dead.
-  "grpc.keepalive_time_ms": 5000,
+  // A silent peer is noticed within 4.5 + 2 s, on an idle connection too, so that the next request does not find it dead.
+  "grpc.keepalive_time_ms": 4500,
   "grpc.keepalive_timeout_ms": 2000,
   "grpc.keepalive_permit_without_calls": 1,
   "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
