@@ -153,9 +153,9 @@ class DiskStore:
         free, wanted = shutil.disk_usage(self._folder).free, num_wanted * self.file_bytes
         if wanted > free:
             logger.warning(
-                "%s: --kv-disk-bytes leaves %.1f GB to be filled and the disk has %.1f GB free: the tier ends when the disk is "
+                "%s: --kv-disk-bytes leaves %.0f MB to be filled and the disk has %.0f MB free: the tier ends when the disk is "
                 "full; give less",
-                self._folder, wanted / 1e9, free / 1e9,
+                self._folder, wanted / 1e6, free / 1e6,
             )  # fmt: skip
 
     def _take_lock(self) -> None:

@@ -72,7 +72,7 @@ def test_more_than_the_disk_has_free_is_told_at_the_start(tmp_path: Path, caplog
     assert not caplog.records
     store.close()
     store.open(10**12)
-    assert len(caplog.records) == 1 and "--kv-disk-bytes leaves 4" in caplog.text and "GB free" in caplog.text
+    assert len(caplog.records) == 1 and "--kv-disk-bytes leaves 4" in caplog.text and "MB free" in caplog.text
     store.close()
 
 
