@@ -24,9 +24,9 @@ from dragoman_text import TextTokenizer
 
 COMPILE_SECONDS = 2.0  # a request whose grammar takes longer is refused
 MAX_REASON_CHARS = 300
-# What all others wait for the mask of one form: more than SPARE_SECONDS a token runs up, and above MAX_OWED_SECONDS its
-# request ends. Masks of common schemas take well under a millisecond, and rarely some ten when a part is met first.
-SPARE_SECONDS = 0.01
+# What all others wait for the masks of one request: more than SPARE_SECONDS a step runs up, and above MAX_OWED_SECONDS it
+# ends. Masks of common schemas take well under a millisecond, and rarely some ten when a part is met first.
+SPARE_SECONDS = 0.005
 MAX_OWED_SECONDS = 1.0
 SLOW_MASK_SECONDS = 0.05  # a grammar that takes as long for one of its first masks is refused
 # Runs of white space between JSON tokens end: a weak model would go on with them to its token limit.
@@ -36,6 +36,7 @@ _NUM_THREADS = 2
 _MAX_THREADS = 8
 _HELD_UP_SECONDS = 0.25  # a thread that is at one grammar for longer is not counted on: another takes its place
 _NUM_TRIED_TOKENS = 3
+_NUM_TRUSTED_STEPS = 64  # after one of many forms that was slow through none of them
 _NO_TEXT = "no text can have this form; check it for parts that contradict each other"
 
 
@@ -47,13 +48,24 @@ class GrammarsBusyError(GrammarError):
     """This grammar may be good: it was not reached in time for the hard ones of others."""
 
 
+class Account:
+    """How long the masks of one request, of all its choices, have held up all others. Single slow ones are forgiven."""
+
+    def __init__(self) -> None:
+        self.owed_seconds = 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Count what the masks of one step took."""
+        self.owed_seconds = max(0.0, self.owed_seconds + seconds - SPARE_SECONDS)
+
+
 class Form:
     """Where one choice stands in its grammar. Owned by the engine's thread once made."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], account: Account) -> None:
         self.matcher = matcher
+        self.account = account
         self._eos_token_ids = eos_token_ids
-        self._owed_seconds = 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -65,13 +77,10 @@ class Form:
         """Why the grammar cannot be followed on, empty while it can."""
         if self.matcher.is_error():
             return _shortened(self.matcher.get_error())
-        if self._owed_seconds > MAX_OWED_SECONDS:
-            return f"finding its next tokens held up all other requests for over {self._owed_seconds:.1f} s"
+        owed_seconds = self.account.owed_seconds
+        if owed_seconds > MAX_OWED_SECONDS:
+            return f"finding its next tokens held up all other requests for over {owed_seconds:.1f} s"
         return ""
-
-    def spend(self, seconds: float) -> None:
-        """Count what one mask took. Single slow ones are forgiven with time."""
-        self._owed_seconds = max(0.0, self._owed_seconds + seconds - SPARE_SECONDS)
 
     def take(self, token_ids: list[int]) -> None:
         """Go on by tokens of the output; `failure` tells of one that does not fit."""
@@ -100,30 +109,35 @@ class GrammarMasks:
         self._clock = clock
         self._executor: LLExecutor | None = None
         self._is_one_slow = False
+        self._num_trusted_steps = 0
 
     def fill(self, forms: Sequence[Form]) -> Int32Array:
         """Packed masks [len(forms), num_words] of what may come next. A form that has failed gets whatever comes."""
         masks = np.zeros((len(forms), self.num_words), dtype=np.int32)
         if len(forms) == 1 or self._is_one_slow:
-            self._is_one_slow = max([self._fill_one(form, row) for form, row in zip(forms, masks, strict=True)]) > (
-                SPARE_SECONDS
-            )
+            self._is_one_slow = self._fill_one_by_one(forms, masks) > SPARE_SECONDS
+            self._num_trusted_steps = 0 if self._is_one_slow else _NUM_TRUSTED_STEPS
             return masks
         if self._executor is None:
             self._executor = LLExecutor()
         pairs = [(form.matcher, index) for index, form in enumerate(forms)]
         began = time.perf_counter()
         self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, self.num_words * 4, len(forms))
-        # Whose it was shows when each is filled alone, at the next step.
-        self._is_one_slow = time.perf_counter() - began > SPARE_SECONDS
+        # Whose it was shows when each is filled alone, at the next step. Many quick ones together are nobody's fault.
+        self._num_trusted_steps = max(self._num_trusted_steps - 1, 0)
+        self._is_one_slow = not self._num_trusted_steps and time.perf_counter() - began > SPARE_SECONDS
         return masks
 
-    def _fill_one(self, form: Form, row: Int32Array) -> float:
-        began = self._clock()
-        form.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        seconds = self._clock() - began
-        form.spend(seconds)
-        return seconds
+    def _fill_one_by_one(self, forms: Sequence[Form], masks: Int32Array) -> float:
+        """Seconds of the request that took longest."""
+        seconds: dict[Account, float] = {}
+        for form, row in zip(forms, masks, strict=True):
+            began = self._clock()
+            form.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            seconds[form.account] = seconds.get(form.account, 0.0) + self._clock() - began
+        for account, spent in seconds.items():
+            account.spend(spent)
+        return max(seconds.values())
 
 
 class CompiledGrammar:
@@ -133,9 +147,9 @@ class CompiledGrammar:
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
 
-    def start(self) -> Form:
-        """A form at its beginning."""
-        return Form(self._matcher.deep_copy(), self._eos_token_ids)
+    def start(self, account: Account | None = None) -> Form:
+        """A form at its beginning; those of one request share an `account`."""
+        return Form(self._matcher.deep_copy(), self._eos_token_ids, account or Account())
 
 
 class GrammarCompiler:

@@ -12,7 +12,7 @@ from dragoman_agent.engine import intake
 from dragoman_agent.engine.compiling import CompilingRequests
 from dragoman_agent.engine.constraints import nothing_left
 from dragoman_agent.engine.events import Event, closing_delta, failed, finished
-from dragoman_agent.engine.grammar import CompiledGrammar, GrammarError, GrammarsBusyError
+from dragoman_agent.engine.grammar import Account, CompiledGrammar, GrammarError, GrammarsBusyError
 from dragoman_agent.engine.messages import Opened, Start, StartEmbed
 from dragoman_agent.engine.output import Piece
 from dragoman_agent.engine.prompt_scores import PromptScores
@@ -129,10 +129,11 @@ class LiveRequests:
 
     def _start_forms(self, request: Request, compiled: CompiledGrammar) -> bool:
         """Give each open choice its place in the grammar, what was delivered replayed; False when that does not fit."""
+        account = Account()
         for sequence in request.sequences:
             if sequence.status is not Status.BLOCKED:
                 continue
-            sequence.form = form = compiled.start()
+            sequence.form = form = compiled.start(account)
             form.take(sequence.token_ids[sequence.num_prompt :])
             if form.failure:
                 reason = error_pb2.ERROR_REASON_RESUME_REFUSED

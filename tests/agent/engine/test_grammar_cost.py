@@ -16,6 +16,7 @@ from dragoman_agent.engine.grammar import (
     COMPILE_SECONDS,
     MAX_OWED_SECONDS,
     SPARE_SECONDS,
+    Account,
     Form,
     GrammarCompiler,
     GrammarError,
@@ -72,20 +73,33 @@ class Matcher:
 
 def test_only_the_slow_one_is_to_blame_and_single_slow_masks_are_forgiven() -> None:
     masks = GrammarMasks(64, clock=lambda: Matcher.now)
-    quick, once, slow = (Form(Matcher(s), []) for s in (SPARE_SECONDS / 2, 0.9 * MAX_OWED_SECONDS, 0.2))  # type: ignore[arg-type]
+    quick, once, slow = (
+        Form(Matcher(seconds), [], Account())  # type: ignore[arg-type]
+        for seconds in (SPARE_SECONDS / 2, 0.9 * MAX_OWED_SECONDS, 0.2)
+    )
     masks._is_one_slow = True
     for step in range(6):
         assert not slow.failure, step
         masks.fill([quick, once, slow] if step == 0 else [quick, slow])
     assert slow.failure and not quick.failure and not once.failure
     assert masks._is_one_slow
-    masks.fill([quick, quick])
-    assert not masks._is_one_slow
+    masks.fill([quick, Form(Matcher(SPARE_SECONDS / 2), [], Account())])  # type: ignore[arg-type]
+    assert not masks._is_one_slow, "many quick ones are nobody's fault"
     once.matcher = Matcher(0.0)
-    for _ in range(100):
+    for _ in range(200):
         masks.fill([once])
-    once.spend(0.9 * MAX_OWED_SECONDS)
+    once.account.spend(0.9 * MAX_OWED_SECONDS)
     assert not once.failure
+
+
+def test_choices_of_a_request_hold_up_others_together() -> None:
+    masks, account = GrammarMasks(64, clock=lambda: Matcher.now), Account()
+    forms = [Form(Matcher(SPARE_SECONDS), [], account) for _ in range(50)]  # type: ignore[arg-type]
+    other = Form(Matcher(0.9 * SPARE_SECONDS), [], Account())  # type: ignore[arg-type]
+    masks._is_one_slow = True
+    for _ in range(5):
+        masks.fill([*forms, other])
+    assert forms[0].failure and forms[-1].failure and not other.failure
 
 
 @pytest.fixture
@@ -133,3 +147,16 @@ def test_a_grammar_that_was_not_reached_is_not_to_blame(lab: Any, start: Any, ho
     time.sleep(0.1)
     assert set(hold_up) <= {"h", "hh"}, "what nobody waits for is not compiled"
     here.assert_idle()
+
+
+def test_a_request_has_one_account_for_all_its_choices(lab: Any, start: Any) -> None:
+    here = lab()
+    for request_id in ("r", "other"):
+        here.core.receive(start(request_id, "hello", 50, grammar=GrammarSpec("regex", "[a-z]{40}"), num_choices=3))
+    deadline = time.monotonic() + 10
+    while here.core.is_compiling and time.monotonic() < deadline:
+        here.turn()
+        time.sleep(0.005)
+    here.turn()
+    accounts = [{s.form.account for s in here.core._live.by_id[name].sequences} for name in ("r", "other")]
+    assert [len(found) for found in accounts] == [1, 1] and accounts[0] != accounts[1]
