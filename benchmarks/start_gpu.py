@@ -25,9 +25,9 @@ from dragoman import AsyncClient
 
 KINDS = ("first", "cold", "warm")
 # Warm: the agent until it spawns the engine 0.2 s, the engine's imports 0.8, its device library 4.4 (the agent plans meanwhile),
-# context, weights and memory 0.4, graphs and timed steps 1.75. Cold: 0.7 s more of planning and of first launches. First: as
+# context, weights and memory 0.4, graphs of decode and timed steps 1.75, of steps with prompts 0.2. Cold: 0.7 s more of planning and of first launches. First: as
 # cold, with the probe before the engine's imports instead of beside them.
-PREDICTED = {"first": 11.0, "cold": 8.3, "warm": 7.5}
+PREDICTED = {"first": 11.2, "cold": 8.5, "warm": 7.7}
 START_SECONDS = 180.0
 
 

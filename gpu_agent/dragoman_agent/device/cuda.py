@@ -188,6 +188,7 @@ class CudaDevice(CudaBlocks):
             progress(LoadProgress("warmup", done, total, "steps"))
             with self._runtime.on(self._stream):
                 self._run(warm_up_batch(plan.page_size, start, count)).result()
+        self._runtime.release()  # while a graph is captured nothing can be given back
         for done, room in enumerate(mixed, 2):
             progress(LoadProgress("warmup", done, total, "steps"))
             self._capture_mixed(room)

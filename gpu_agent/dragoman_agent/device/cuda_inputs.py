@@ -19,7 +19,7 @@ from dragoman_agent.pal.plan import Plan, mixed_graph_sizes
 from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.step_inputs import resolve_tokens
 
-_ITEM_PROMPTS = 16  # of a graph: as many may end in a work item that is not full
+_ITEM_PROMPTS = 64  # of a graph: as many may end in a work item that is not full
 
 Views = dict[str, Tensor]  # the parts of a step's words, on the device
 

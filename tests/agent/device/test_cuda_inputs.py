@@ -71,9 +71,9 @@ def rooms(*tokens: int, max_num_seqs: int = 8) -> list[Room]:
 
 def test_graphs_of_many_tokens_come_for_few_sequences_and_for_many() -> None:
     assert rooms(8, 96, 200, 600, max_num_seqs=256) == [
-        Room(8, 8, 8), Room(96, 64, 22), Room(96, 96, 22), Room(200, 64, 28), Room(200, 200, 28),
+        Room(8, 8, 8), Room(96, 64, 70), Room(96, 96, 70), Room(200, 64, 76), Room(200, 200, 76),
     ]  # fmt: skip
-    assert rooms(96, max_num_seqs=40) == [Room(96, 40, 22)]
+    assert rooms(96, max_num_seqs=40) == [Room(96, 40, 46)]
 
 
 def test_a_step_takes_the_least_graph_that_holds_it() -> None:
@@ -86,8 +86,8 @@ def test_a_step_takes_the_least_graph_that_holds_it() -> None:
 def test_more_sequences_or_work_items_than_a_graph_holds_take_a_larger_one_or_none() -> None:
     assert mixed_inputs(STEP, PLAN, ops(), rooms(32, max_num_seqs=2)).room is None
     assert mixed_inputs(STEP, PLAN, ops(), [Room(32, 2, 9), Room(40, 3, 1), Room(40, 3, 9)]).room == Room(40, 3, 9)
-    prompts = step_of([Part([1, 2], 0, [1 + i]) for i in range(40)], 16)
-    assert mixed_inputs(prompts, PLAN, ops(), rooms(80, max_num_seqs=64)).room is None, "40 items, each of 2 queries"
+    prompts = step_of([Part([1, 2], 0, [1 + i]) for i in range(80)], 16)
+    assert mixed_inputs(prompts, PLAN, ops(), rooms(160, max_num_seqs=80)).room is None, "80 items, each of 2 queries"
 
 
 def test_what_a_graph_reads_lies_in_one_place_whatever_the_step() -> None:
