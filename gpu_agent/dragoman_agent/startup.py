@@ -116,6 +116,9 @@ def _plan(settings: AgentSettings, early: EarlyEngine) -> tuple[ModelSource, Pal
         DeviceError, ModelFileError, PlanError, ProfileError, NoDeviceError, TokenizerFilesError, TuningError,
     ) as error:  # fmt: skip
         raise StartupError(str(error)) from error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise StartupError(f"{where}{error.strerror or error}; check the path and the rights on it") from error
 
 
 def read_chat_template(path: Path, files: TokenizerFiles) -> str:

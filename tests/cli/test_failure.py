@@ -41,6 +41,12 @@ def test_a_command_without_its_extra_says_so_in_one_line(module: str, missing: s
     assert "run `make setup`, or: " in done.stderr and "'dragoman[agent,controller,gateway]'" in done.stderr
 
 
+def test_a_file_that_cannot_be_used_is_named() -> None:
+    told = failure.to_failure(PermissionError(13, "Permission denied", "/a/b"))
+    assert (told.what, told.remedy) == ("/a/b cannot be used: permission denied", "check the path and the rights on it")
+    assert failure.to_failure(OSError("odd")).what == "odd"
+
+
 def test_a_module_that_is_not_used_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(failure.EXTRAS, "agent", ("json", "no_such_module_here"))
     require_extras("agent", purpose="dragoman plan", unused=("no_such_module_here",))
@@ -75,7 +81,10 @@ def test_extras_name_modules_that_exist_where_all_is_installed() -> None:
             DragomanError(error_pb2.ERROR_REASON_QUEUE_FULL, "the queue is full; wait"),
             "error: the queue is full; wait\n",
         ),
-        (FileNotFoundError(2, "No such file", "x"), "error: [Errno 2] No such file: 'x'\n"),
+        (
+            FileNotFoundError(2, "No such file", "x"),
+            "error: x cannot be used: no such file\n  do:  check the path and the rights on it\n",
+        ),
         (
             ZeroDivisionError("x"),
             "error: an unexpected ZeroDivisionError: x\n  why: this is a fault of Dragoman\n"

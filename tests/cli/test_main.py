@@ -170,6 +170,9 @@ def test_doctor(dragoman: Dragoman, tmp_path: Path) -> None:
     assert broken.returncode == 1
     assert "fail cache" in broken.stdout
     assert "fix: set DRAGOMAN_CACHE_DIR" in broken.stdout
+    unreachable = dragoman("doctor", "--cache-dir", "x" * 300)
+    assert "fail cache" in unreachable.stdout and "warn model" in unreachable.stdout
+    assert "cannot be reached (File name too long)" in unreachable.stdout
 
 
 def test_probe(dragoman: Dragoman, tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ def test_a_plan_is_told_with_its_memory_and_speed(dragoman: Dragoman) -> None:
         assert part in done.stdout, done.stdout
 
 
+def test_names_longer_than_a_file_can_have(dragoman: Dragoman) -> None:
+    assert_error(dragoman("plan", "--model", "x" * 300, "--profile", "l4"), "there is no model 'xxx")
+    assert_error(dragoman("plan", "--model", "qwen3-0.6b", "--profile", "x" * 300), "there is no profile 'xxx")
+
+
 def test_no_torch_is_needed() -> None:
     code = "import sys; sys.modules['torch'] = None\nfrom dragoman_cli.main import main\nmain(sys.argv[1:])"
     for arguments in (("plan", *SMALL), ("explain", *SMALL, "--why", "road"), ("models", "ls")):

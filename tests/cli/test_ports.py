@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from dragoman_cli import ports
 from dragoman_cli.failure import Failure
 from dragoman_cli.ports import check_port, holder_of, host_problem, listen_problem, port_problem
 from dragoman_cli.up import check_machine
@@ -30,6 +31,13 @@ def test_a_port_in_use_names_the_process_and_the_flag() -> None:
     assert failure.value.what == f"port {port} for HTTP cannot be used"
     assert f"(pid {os.getpid()})" in failure.value.why
     assert "--port PORT" in failure.value.remedy
+
+
+def test_a_port_that_nobody_holds_is_not_to_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "port_problem", lambda host, port: "ports below 1024 need special rights, and 80 is one")
+    with pytest.raises(Failure) as failure:
+        check_port("127.0.0.1", 80, "--port", "HTTP")
+    assert failure.value.remedy == "pass --port PORT (0 takes a free one)"
 
 
 def test_an_address_of_another_machine() -> None:

@@ -43,24 +43,23 @@ class Check:
 
 def run_checks(cache_dir: Path) -> list[Check]:
     """All checks, in the order in which things are needed. None raises."""
-    checks: list[Callable[[], Check | list[Check]]] = [
-        check_python,
-        check_extras,
-        check_compiler,
-        check_devices,
-        check_memory,
-        lambda: check_cache(cache_dir),
-        lambda: check_model(cache_dir),
-        check_ports,
-        check_files,
-        check_clock,
-    ]
+    checks: dict[str, Callable[[], Check | list[Check]]] = {
+        "python": check_python,
+        "extras": check_extras,
+        "compiler": check_compiler,
+        "devices": check_devices,
+        "memory": check_memory,
+        "cache": lambda: check_cache(cache_dir),
+        "model": lambda: check_model(cache_dir),
+        "ports": check_ports,
+        "files": check_files,
+        "clock": check_clock,
+    }
     outcomes: list[Check] = []
-    for check in checks:
+    for name, check in checks.items():
         try:
             found = check()
         except Exception as error:  # a doctor that falls ill helps nobody
-            name = getattr(check, "__name__", "check").removeprefix("check_")
             found = Check(name, "warn", f"could not be checked: {type(error).__name__}: {error}")
         outcomes.extend(found if isinstance(found, list) else [found])
     return outcomes

@@ -92,6 +92,9 @@ def to_failure(error: BaseException) -> Failure:
     if isinstance(error, DragomanError):  # its message says all three
         return Failure(error.message)
     if isinstance(error, OSError):
+        if error.filename and error.strerror:
+            what = f"{error.filename} cannot be used: {error.strerror.lower()}"
+            return Failure(what, remedy="check the path and the rights on it")
         return Failure(str(error))
     detail = "" if wants_traceback() else "run it again with -v to see where, and report that"
     return Failure(f"an unexpected {type(error).__name__}: {error}", "this is a fault of Dragoman", detail)

@@ -109,7 +109,7 @@ def _model(request: Request) -> ModelSource:
 
     names = [*random_model_names(), *KNOWN_MODELS]
     plain = request.model.removeprefix(PREFIX)
-    if plain.lower() not in names and "/" not in request.model and not Path(request.model).exists():
+    if plain.lower() not in names and "/" not in request.model and not os.path.exists(request.model):
         raise Failure(
             f"there is no model {request.model!r}{did_you_mean(plain, names)}",
             "it is neither a name nor a file or directory here",

@@ -10,6 +10,7 @@ from pathlib import Path
 from dragoman.address import host_port
 from dragoman_cli.failure import Failure
 
+_HOLDS = " holds it"
 HOST_REMEDY = "give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
 
 
@@ -17,9 +18,9 @@ def check_port(host: str, port: int, flag: str, what: str) -> None:
     """Raises Failure naming the process and the flag when `port` cannot be bound. Port 0 is always free."""
     problem = port_problem(host, port)
     if problem:
-        raise Failure(
-            f"port {port} for {what} cannot be used", problem, f"stop it, or pass {flag} PORT (0 takes a free one)"
-        )
+        remedy = f"pass {flag} PORT (0 takes a free one)"
+        is_held = problem.endswith(_HOLDS)
+        raise Failure(f"port {port} for {what} cannot be used", problem, f"stop it, or {remedy}" if is_held else remedy)
 
 
 def check_host(host: str) -> None:
@@ -55,7 +56,7 @@ def port_problem(host: str, port: int) -> str:
             return f"ports below 1024 need special rights, and {port} is one" if port < 1024 else "permission denied"
         except OSError as error:
             holder = holder_of(port)
-            return f"{holder} holds it" if holder else f"{host}:{port}: {(error.strerror or str(error)).lower()}"
+            return f"{holder}{_HOLDS}" if holder else f"{host}:{port}: {(error.strerror or str(error)).lower()}"
     return ""
 
 

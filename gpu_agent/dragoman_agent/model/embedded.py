@@ -64,12 +64,21 @@ def fetch_command(cache_dir: Path) -> str:
 def embedded_path(cache_dir: Path) -> Path:
     """The fetched file. Raises ModelFileError naming the command that fetches it when it is absent or cut short."""
     path = embedded_target(cache_dir)
-    if not path.exists():
-        raise ModelFileError(path, "the embedded model has not been fetched", f"run `{fetch_command(cache_dir)}`")
-    if path.stat().st_size != EMBEDDED_BYTES:
+    try:
+        num_bytes = path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        what, remedy = "the embedded model has not been fetched", f"run `{fetch_command(cache_dir)}`"
+        raise ModelFileError(path, what, remedy) from None
+    except OSError as error:
+        what, remedy = (
+            f"cannot be reached ({error.strerror or error})",
+            "check the rights, or name another cache folder",
+        )
+        raise ModelFileError(path, what, remedy) from None
+    if num_bytes != EMBEDDED_BYTES:
         raise ModelFileError(
             path,
-            f"has {path.stat().st_size} bytes, the embedded model has {EMBEDDED_BYTES}",
+            f"has {num_bytes} bytes, the embedded model has {EMBEDDED_BYTES}",
             f"run `{fetch_command(cache_dir)}` again",
         )
     return path

@@ -84,10 +84,15 @@ def open_model(spec: str, cache_dir: Path) -> ModelSource:
         return RandomSource(spec.removeprefix(RANDOM_PREFIX))
     if spec.lower() in KNOWN_MODELS:
         return GgufSource(embedded_path(cache_dir), EMBEDDED_NAME)
-    path = Path(spec).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(spec).expanduser()
+        is_directory, is_there = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # no rights, no such user, no name that a file can have
+        what = getattr(error, "strerror", None) or str(error)
+        raise ModelFileError(spec, f"cannot be reached ({what})", "check the path and the rights on it") from None
+    if is_directory:
         return _open_directory(path)
-    if not path.exists():
+    if not is_there:
         known = ", ".join(KNOWN_MODELS)
         raise ModelFileError(spec, "no such file, directory or known model", f"give a path or one of: {known}")
     if _SPLIT_FILE.search(path.name):

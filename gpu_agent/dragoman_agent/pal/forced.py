@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,7 +179,7 @@ def _shape(name: str) -> str:
 
 
 def _looks_like_a_path(text: str, path: Path) -> bool:
-    return "/" in text or text.endswith(".json") or (text.strip() != "" and "\0" not in text and path.exists())
+    return "/" in text or text.endswith(".json") or (text.strip() != "" and "\0" not in text and os.path.exists(path))
 
 
 def _unknown(text: str) -> str:

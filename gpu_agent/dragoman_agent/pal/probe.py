@@ -150,7 +150,7 @@ def _extent(full: bool) -> Value:
 
 def _held(device: FoundDevice, path: Path) -> Profile | None:
     """The cached profile of this fingerprint; None where there is none that can be used."""
-    if not path.exists():
+    if not os.path.exists(path):  # not pathlib's, which raises where a folder may not be entered
         return None
     try:
         held = load_profile(path)

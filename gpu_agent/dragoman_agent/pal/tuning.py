@@ -65,7 +65,7 @@ def load_timings(cache_dir: Path, fingerprint: str) -> Timings:
     """What was timed before on the device with `fingerprint`; empty where nothing was, or where the kernels changed."""
     wanted = kernel_hash()
     path = _path(cache_dir, fingerprint, wanted)
-    if path.exists():
+    if os.path.exists(path):  # not pathlib's, which raises where a folder may not be entered
         try:
             held = Timings.from_json(path.read_text(encoding="utf-8"), str(path))
             if (held.fingerprint, held.kernel_hash) == (fingerprint, wanted):

@@ -307,6 +307,19 @@ def test_a_missing_path_names_what_is_known(tmp_path: Path) -> None:
         open_model("no-such", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("spec", "why"), [("x" * 300, "File name too long"), ("~no-such-user-here/m.gguf", "home directory")]
+)
+def test_a_path_that_cannot_be_looked_at_says_why(tmp_path: Path, spec: str, why: str) -> None:
+    with pytest.raises(ModelFileError, match=rf"cannot be reached \(.*{why}.*\); check the path and the rights on it"):
+        open_model(spec, tmp_path)
+
+
+def test_a_cache_that_cannot_be_looked_at_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"cannot be reached \(File name too long\); check the rights"):
+        open_model("embedded", tmp_path / ("x" * 300))
+
+
 def test_the_embedded_model_is_only_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ModelFileError, match=f"not been fetched; run `dragoman models fetch embedded --cache-dir {tmp_path}`"
