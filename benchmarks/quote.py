@@ -3,7 +3,8 @@
     python -m benchmarks.quote [--device cpu] [--model embedded] [--agents 1] [--users 4] [--requests 400] [--record]
     python -m benchmarks.quote --device cuda [--out FILE]      about two minutes on an H200; benchmarks.record_gpu records FILE
     python -m benchmarks.quote --device null --like h200       its stand-in: the load of a GPU and its steps, four times slower
-    python -m benchmarks.quote --device null --like h200-graphs    the same where a step of up to 512 prompt tokens is a graph
+    python -m benchmarks.quote --device null --like h200-graphs    the same where a step of up to 512 prompt tokens is a graph;
+                                                                   h200-graphs-2048: up to 2,048
 
 Each user sends one request after the other with exponential pauses: chats that share a beginning, long prompts with short
 answers, short prompts with long answers, and plain texts whose length in tokens only the agent learns. A request is held
@@ -38,11 +39,11 @@ PREDICTED_ERROR, PREDICTED_INSIDE = 0.10, 0.80
 NUM_PARTS = 4
 MIN_VOCABULARY = 250  # ids below this are in any vocabulary
 START_SECONDS = 240.0  # of an agent that measures its card and compiles its kernels first
+LIKE = ("h200", "h200-graphs", "h200-graphs-2048")
 # What a device is asked for unless options say otherwise.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"model": "random:qwen3-0.6b", "users": 64, "requests": 100_000, "seconds": 75.0, "longest_prompt": 1024, "clients": 4},
-    "h200": {"users": 64, "requests": 100_000, "seconds": 90.0, "longest_prompt": 1024, "clients": 2, "null_speed": 4.0, "pause": 2.0},
-    "h200-graphs": {"users": 64, "requests": 100_000, "seconds": 90.0, "longest_prompt": 1024, "clients": 2, "null_speed": 4.0, "pause": 2.0},
+    **dict.fromkeys(LIKE, {"users": 64, "requests": 100_000, "seconds": 90.0, "longest_prompt": 1024, "clients": 2, "null_speed": 4.0, "pause": 2.0}),
     "": {"null_speed": 20.0, "pause": 0.5, "model": "embedded", "users": 4, "requests": 400, "seconds": 3600.0, "longest_prompt": 256, "clients": 1},
 }  # fmt: skip
 
@@ -178,9 +179,7 @@ def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="error and coverage of quotes under a mixed load")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or null")
     parser.add_argument("--null-speed", type=float, help="step times of the null device, as its own option")
-    parser.add_argument(
-        "--like", choices=("h200", "h200-graphs"), help="the null device with the steps of another, see like_h200.py"
-    )
+    parser.add_argument("--like", choices=LIKE, help="the null device with the steps of another, see like_h200.py")
     parser.add_argument(
         "--noise",
         type=float,
