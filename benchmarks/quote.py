@@ -43,7 +43,7 @@ LIKE = ("h200", "h200-graphs", "h200-graphs-2048")
 # What a device is asked for unless options say otherwise.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"model": "random:qwen3-0.6b", "users": 64, "requests": 100_000, "seconds": 75.0, "longest_prompt": 1024, "clients": 4},
-    **dict.fromkeys(LIKE, {"users": 64, "requests": 100_000, "seconds": 90.0, "longest_prompt": 1024, "clients": 2, "null_speed": 4.0, "pause": 2.0}),
+    "h200": {"users": 64, "requests": 100_000, "seconds": 90.0, "longest_prompt": 1024, "clients": 2, "null_speed": 4.0, "pause": 2.0},
     "": {"null_speed": 20.0, "pause": 0.5, "model": "embedded", "users": 4, "requests": 400, "seconds": 3600.0, "longest_prompt": 256, "clients": 1},
 }  # fmt: skip
 
@@ -203,7 +203,7 @@ def options_of() -> argparse.Namespace:
     options = parser.parse_args()
     if options.like and options.device != "null":
         parser.error("--like is about --device null: a real device takes the time that it takes")
-    for name, value in (DEFAULTS[""] | DEFAULTS.get(options.like or options.device, {})).items():
+    for name, value in (DEFAULTS[""] | DEFAULTS.get("h200" if options.like else options.device, {})).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     like = f"null-like-{options.like}" if options.like else options.device
