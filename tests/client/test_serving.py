@@ -34,6 +34,11 @@ class Faulty(grpc.GenericRpcHandler):
     async def fail(self, request: bytes, context: Any) -> bytes:
         if request == b"bug":
             raise KeyError("secret of the server")
+        if request == b"long":
+            long = "\U0001f600" * 5000
+            raise DragomanError(
+                error_pb2.ERROR_REASON_INVALID_REQUEST, "f: " + long, metadata={"param": long, "x": long}
+            )
         raise DragomanError(
             error_pb2.ERROR_REASON_QUEUE_FULL, "full: retry later", retry_delay=1.5, metadata={"limit": "3"}
         )
@@ -108,6 +113,15 @@ async def test_a_bug_is_internal_with_an_id_and_its_trace_only_in_the_log(
     assert (failure.code(), error.reason_name) == (grpc.StatusCode.INTERNAL, "internal")
     assert "secret" not in str(failure.details()) and "Traceback" not in str(failure.details())
     assert error.metadata["fault_id"] in caplog.text and "secret of the server" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["Unary", "Coroutine", "Generator"])
+async def test_a_message_that_quotes_a_long_text_still_fits_the_trailers(channel: grpc.aio.Channel, name: str) -> None:
+    _, failure = await call(channel, name, b"long")
+    error = from_rpc_error(failure)
+    assert (failure.code(), error.reason_name) == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_request")
+    assert error.message.startswith("f: \U0001f600") and error.message.endswith("\U0001f600...")
+    assert {key: len(value.encode()) <= 1000 for key, value in error.metadata.items()} == {"param": True, "x": True}
 
 
 async def test_good_calls_and_unknown_methods_pass_untouched(channel: grpc.aio.Channel) -> None:

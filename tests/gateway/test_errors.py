@@ -43,5 +43,10 @@ def test_a_client_mistake_has_no_retry_header() -> None:
     assert retry_headers(invalid("x", "y")) == {}
 
 
+def test_a_message_that_quotes_a_whole_body_is_shortened() -> None:
+    data = envelope(invalid("x" * 10_000_000, "y" * 10_000_000))
+    assert len(data) < 5000 and json.loads(data)["error"]["message"].endswith("x...")
+
+
 def test_a_message_that_is_no_unicode_is_still_sent() -> None:
     assert json.loads(envelope(invalid("bad \udc8d")))["error"]["message"] == "bad ?"

@@ -208,6 +208,14 @@ def test_template_arguments_reach_the_template_and_override_nothing() -> None:
         (["hi"], r"messages\[0\] must be an object"),
         ([{"content": "x"}], r"messages\[0\].role is None; known roles are system"),
         ([*USER, {"role": "foo", "content": "x"}], r"messages\[1\].role is 'foo'"),
+        (
+            [{"role": "r" * 10_000, "content": "x"}],
+            r"messages\[0\].role is 'r{1,20}\.\.\.r{1,20}'; known roles are system",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "t" * 10_000}]}],
+            r"has type 't{1,20}\.\.\.t{1,20}'; this model takes text",
+        ),
         ([{"role": "user"}], r"messages\[0\].content is missing"),
         ([{"role": "user", "content": 5}], "must be a string or a list of parts, not int"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text must be a string"),

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from dragoman.errors import DragomanError, traits
+from dragoman.errors import DragomanError, in_short, traits
 from dragoman.v1 import error_pb2
 
+MAX_TEXT_BYTES = 2000  # of a message or a param: either may quote what a caller sent
 MIN_RETRY_AFTER_SECONDS = 1
 MAX_RETRY_AFTER_SECONDS = 60  # clients give up at once when told more than 120 s
 # The gateway's own dealings with the agents; a client that saw "401" or "409" would look for the fault on its side.
@@ -93,4 +94,4 @@ def retry_headers(error: ApiError) -> dict[str, str]:
 
 
 def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+    return in_short(text, MAX_TEXT_BYTES)

@@ -112,6 +112,12 @@ class DragomanError(Exception):
         return f"DragomanError({self.reason_name}: {self.message})"
 
 
+def in_short(text: str, max_num_bytes: int = 1000) -> str:
+    """`text` in at most so many bytes of UTF-8: a message may quote what a caller sent, and trailers hold some 8 KiB."""
+    data = text.encode("utf-8", "replace")
+    return data.decode() if len(data) <= max_num_bytes else data[: max_num_bytes - 3].decode("utf-8", "ignore") + "..."
+
+
 def error_metadata(error: DragomanError) -> tuple[tuple[str, bytes], ...]:
     """Trailing metadata that carries the detail."""
     return ((ERROR_METADATA_KEY, error.to_detail().SerializeToString()),)

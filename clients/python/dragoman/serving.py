@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from dragoman.errors import DragomanError, error_metadata
+from dragoman.errors import DragomanError, error_metadata, in_short
 from dragoman.v1 import error_pb2
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,9 @@ def _guard_generator(inner: Handler, method: str) -> Handler:
 
 async def refuse(context: Context, error: Exception, method: str) -> None:
     """End the call with the status of `error`. Never returns: grpc raises AbortError."""
-    known = as_dragoman_error(error, method)
+    full = as_dragoman_error(error, method)
+    metadata = {key: in_short(value) for key, value in full.metadata.items()}
+    known = DragomanError(full.reason, in_short(full.message), retry_delay=full.retry_delay, metadata=metadata)
     await context.abort(known.grpc_code, known.message, trailing_metadata=error_metadata(known))
 
 

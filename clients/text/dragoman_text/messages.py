@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def _normalise_message(message: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} must be an object with role and content, not {type(message).__name__}")
     role = message.get("role")
     if role not in ROLES:
-        raise ValueError(f"{where}.role is {role!r}; known roles are {', '.join(ROLES)}")
+        raise ValueError(f"{where}.role is {reprlib.repr(role)}; known roles are {', '.join(ROLES)}")
     normalised = dict(message)
     normalised["role"] = "system" if role == "developer" else role
     calls = message.get("tool_calls")
@@ -62,7 +63,7 @@ def _part_text(part: Any, where: str) -> str:
         raise ValueError(f"{where} must be a text part, not {type(part).__name__}")
     kind = part.get("type")
     if kind not in ("text", "input_text", "output_text"):
-        raise ValueError(f"{where} has type {kind!r}; this model takes text only")
+        raise ValueError(f"{where} has type {reprlib.repr(kind)}; this model takes text only")
     text = part.get("text")
     if not isinstance(text, str):
         raise ValueError(f"{where}.text must be a string")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,7 @@ class EmbeddingSpec:
             return ""
         if name not in self.prompts:
             known = ", ".join(self.prompts) or "none"
-            raise LookupError(f"is {name!r}, which this model's files do not have (known: {known})")
+            raise LookupError(f"is {reprlib.repr(name)}, which this model's files do not have (known: {known})")
         return self.prompts[name]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import reprlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ class ServedModel:
         if name and name not in self.names:
             raise DragomanError(
                 error_pb2.ERROR_REASON_MODEL_NOT_SERVED,
-                f"model {name!r} is not served here; this agent serves {', '.join(self.names)}",
+                f"model {reprlib.repr(name)} is not served here; this agent serves {', '.join(self.names)}",
                 metadata={"param": "model", "served": ",".join(self.names)},
             )
 

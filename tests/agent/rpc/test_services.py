@@ -100,6 +100,7 @@ async def test_prompts_go_before_texts_in_the_models_form(channel: grpc.aio.Chan
     [
         ({"prompt_name": "passage"}, "prompt_name", "known: query, document"),
         ({"prompt_name": ""}, "prompt_name", "do not have"),
+        ({"prompt_name": "p" * 100_000}, "prompt_name", "known: query, document"),
         ({"instruction": " "}, "instruction", "empty"),
         ({"instruction": "x" * 4097}, "instruction", "at most 4096"),
         ({"instruction": "x", "prompt_name": "query"}, "instruction", "send one of them"),
@@ -198,7 +199,9 @@ async def test_tokenize_and_back(channel: grpc.aio.Channel) -> None:
     assert halves.text == "\ufffd"
     error = await error_of(stub.Detokenize(DetokenizeRequest(token_ids=TokenIds(ids=[1, 259]))))
     assert error.metadata["param"] == "token_ids.ids[1]"
-    assert (await error_of(stub.Tokenize(TokenizeRequest(model="x")))).reason_name == "model_not_served"
+    for name in ("x", "x" * 100_000):
+        error = await error_of(stub.Tokenize(TokenizeRequest(model=name)))
+        assert error.reason_name == "model_not_served" and error.message.endswith("this agent serves null")
 
 
 async def test_s14_more_text_than_is_tokenized_at_once_names_the_limit(channel: grpc.aio.Channel) -> None:
