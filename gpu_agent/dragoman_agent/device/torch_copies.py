@@ -1,7 +1,8 @@
-"""KV blocks between a GPU and pinned host memory, beside the steps: a stream for each direction, and a buffer on the device.
+"""KV blocks between a GPU and pinned host memory, beside the steps: two streams and two buffers on the device each way.
 
-A block is spread over the cache, layer by layer: it is gathered into the buffer and crosses the link in one piece, or the other way
-round. Both begin behind the steps submitted so far, and no later step waits for them: who asks keeps the blocks as they are.
+A block is spread over the cache, layer by layer: it is gathered into a buffer and crosses the link in one piece, or the other way
+round. While one buffer crosses, the other is gathered or scattered, so that the link does not rest. What reads or writes the cache
+begins behind the steps submitted so far, and no later step waits for it: who asks keeps the blocks as they are.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dragoman_agent.device.base import DeviceError, Int32Array, UInt8Array
 from dragoman_agent.device.torch_runtime import Event, Runtime, Stream
 from dragoman_agent.model.layers import PagedCache
 
-BUFFER_BYTES = 32 << 20  # each way: a millisecond or less of the link
-MAX_COPY_BYTES = 512 << 20  # at once, through the buffer part by part
+BUFFER_BYTES = 16 << 20  # two each way: a third of a millisecond of a quick link
+MAX_COPY_BYTES = 512 << 20  # at once, through the buffers part by part
 _RING = 16  # lists of block ids that copies under way may still read
 
 
@@ -42,19 +43,28 @@ class EventCopy:
             raise DeviceError(f"the GPU failed while it copied KV blocks: {error}") from error
 
 
+class Buffer:
+    """Rows on the device that one stream fills and another empties."""
+
+    def __init__(self, runtime: Runtime, num_rows: int, block_bytes: int) -> None:
+        self.rows = torch.empty((num_rows, block_bytes), dtype=torch.uint8, device=runtime.device)
+        self.filled, self.emptied = runtime.new_event(), runtime.new_event()
+
+
 class BlockCopier:
     """Owns the copy streams and the buffers. One thread calls it; `new_rows` alone may be called from another."""
 
     def __init__(self, runtime: Runtime, cache: PagedCache, steps: Stream) -> None:
-        """`steps`: the stream of the steps. Takes twice `BUFFER_BYTES` on the device, or two blocks where one is larger."""
+        """`steps`: the stream of the steps. Takes four times `BUFFER_BYTES` on the device, or four blocks where one is larger."""
         self._runtime, self._cache, self._steps = runtime, cache, steps
         self._block_bytes = torch_blocks.block_format(cache).block_bytes
         self.max_num_blocks = max(MAX_COPY_BYTES // self._block_bytes, 1)
         self._num_rows = min(max(BUFFER_BYTES // self._block_bytes, 1), self.max_num_blocks)
-        size = (self._num_rows, self._block_bytes)
-        self._out = torch.empty(size, dtype=torch.uint8, device=runtime.device)
-        self._in = torch.empty(size, dtype=torch.uint8, device=runtime.device)
-        self._out_stream, self._in_stream = runtime.new_stream(), runtime.new_stream()
+        self._out, self._in = (
+            [Buffer(runtime, self._num_rows, self._block_bytes) for _ in range(2)] for _ in ("out", "in")
+        )
+        self._gathering, self._leaving_link = runtime.new_stream(), runtime.new_stream()
+        self._coming_link, self._scattering = runtime.new_stream(), runtime.new_stream()
         self._ids = runtime.pinned((_RING, self.max_num_blocks), torch.int64)
         self._device_ids = torch.zeros((_RING, self.max_num_blocks), dtype=torch.int64, device=runtime.device)
         self._users: list[Event | None] = [None] * _RING
@@ -71,44 +81,64 @@ class BlockCopier:
         if self._leaving is not None and not self._leaving.is_done():
             raise DeviceError("blocks are still leaving the GPU; wait until that copy is done")
         copy = self._leaving = EventCopy(self._runtime)
-        ready = self._steps_so_far()
-        with self._runtime.on(self._out_stream):
-            ready.wait(self._out_stream)
-            ids = self._take_ids(blocks, copy.end)
-            copy.begin.record()
-            for start in range(0, len(blocks), self._num_rows):
-                part = ids[start : start + self._num_rows]
-                buffer = self._pages(self._out[: len(part)])
-                buffer[:, :, 0].copy_(self._cache.keys.index_select(1, part).transpose(0, 1))
-                buffer[:, :, 1].copy_(self._cache.values.index_select(1, part).transpose(0, 1))
-                for first, host in _joined(rows[start : start + self._num_rows]):
-                    host.copy_(self._out[first : first + len(host)], non_blocking=True)
-            copy.end.record()
+        ids = self._begin(self._gathering, blocks, copy.end)
+        copy.begin.record(self._gathering)
+        for nth, start in enumerate(range(0, len(blocks), self._num_rows)):
+            buffer, part = self._out[nth % 2], slice(start, start + self._num_rows)
+            with self._runtime.on(self._gathering):
+                buffer.emptied.wait(self._gathering)
+                self._gather(ids[part], buffer)
+                buffer.filled.record(self._gathering)
+            with self._runtime.on(self._leaving_link):
+                buffer.filled.wait(self._leaving_link)
+                self._leave(buffer, rows[part])
+                buffer.emptied.record(self._leaving_link)
+        copy.end.record(self._leaving_link)
         return copy
 
     def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> EventCopy:
         """See BlockDevice. A step under way may still write to the blocks, so it is waited for on the device."""
         copy = EventCopy(self._runtime)
-        ready = self._steps_so_far()
-        with self._runtime.on(self._in_stream):
-            ready.wait(self._in_stream)
-            ids = self._take_ids(blocks, copy.end)
-            copy.begin.record()
-            for start in range(0, len(blocks), self._num_rows):
-                part = ids[start : start + self._num_rows]
-                for first, host in _joined(rows[start : start + self._num_rows]):
-                    self._in[first : first + len(host)].copy_(host, non_blocking=True)
-                pages = self._pages(self._in[: len(part)])
-                self._cache.keys.index_copy_(1, part, pages[:, :, 0].transpose(0, 1))
-                self._cache.values.index_copy_(1, part, pages[:, :, 1].transpose(0, 1))
-            copy.end.record()
+        ids = self._begin(self._scattering, blocks, copy.end)
+        copy.begin.record(self._coming_link)
+        for nth, start in enumerate(range(0, len(blocks), self._num_rows)):
+            buffer, part = self._in[nth % 2], slice(start, start + self._num_rows)
+            with self._runtime.on(self._coming_link):
+                buffer.emptied.wait(self._coming_link)
+                self._come(rows[part], buffer)
+                buffer.filled.record(self._coming_link)
+            with self._runtime.on(self._scattering):
+                buffer.filled.wait(self._scattering)
+                self._scatter(buffer, ids[part])
+                buffer.emptied.record(self._scattering)
+        copy.end.record(self._scattering)
         return copy
 
-    def _steps_so_far(self) -> Event:
-        with self._runtime.on(self._steps):
-            event = self._runtime.new_event()
-            event.record()
-        return event
+    def _gather(self, ids: torch.Tensor, buffer: Buffer) -> None:
+        pages = self._pages(buffer.rows[: len(ids)])
+        pages[:, :, 0].copy_(self._cache.keys.index_select(1, ids).transpose(0, 1))
+        pages[:, :, 1].copy_(self._cache.values.index_select(1, ids).transpose(0, 1))
+
+    def _scatter(self, buffer: Buffer, ids: torch.Tensor) -> None:
+        pages = self._pages(buffer.rows[: len(ids)])
+        self._cache.keys.index_copy_(1, ids, pages[:, :, 0].transpose(0, 1))
+        self._cache.values.index_copy_(1, ids, pages[:, :, 1].transpose(0, 1))
+
+    def _leave(self, buffer: Buffer, rows: Sequence[UInt8Array]) -> None:
+        for first, host in _joined(rows):
+            host.copy_(buffer.rows[first : first + len(host)], non_blocking=True)
+
+    def _come(self, rows: Sequence[UInt8Array], buffer: Buffer) -> None:
+        for first, host in _joined(rows):
+            buffer.rows[first : first + len(host)].copy_(host, non_blocking=True)
+
+    def _begin(self, stream: Stream, blocks: Int32Array, end: Event) -> torch.Tensor:
+        """Ids of the blocks on the device, for `stream`, which waits for the steps so far; kept until `end` has passed."""
+        ready = self._runtime.new_event()
+        ready.record(self._steps)
+        with self._runtime.on(stream):
+            ready.wait(stream)
+            return self._take_ids(blocks, end)
 
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
         """[num_blocks, num_layers, 2, heads, tokens, dim] of a buffer's rows."""
