@@ -100,6 +100,12 @@ def test_more_text_than_is_tokenized_at_once_is_refused(alphabet: Any) -> None:
         assert error["param"] == param and str(limit) in error["message"]
 
 
+def test_more_tokens_than_are_read_at_once_are_refused(alphabet: Any) -> None:
+    reply = alphabet.http.post("/detokenize", content=b'{"tokens":[' + b"7," * (2 << 20) + b"7]}")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "tokens" and str(2 << 20) in reply.json()["error"]["message"]
+
+
 def test_health_and_info_show_the_agent(alphabet: Any) -> None:
     health = alphabet.http.get("/health").json()
     assert (health["status"], health["phase"], health["models"]) == ("ok", "serving", ["null"])

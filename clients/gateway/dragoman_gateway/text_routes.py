@@ -8,7 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dragoman.limits import MAX_TOKENIZE_BYTES
+from dragoman.limits import MAX_DETOKENIZE_TOKENS, MAX_TOKENIZE_BYTES
 from dragoman_gateway.backend import Backend
 from dragoman_gateway.errors import invalid
 from dragoman_gateway.http import json_reply, unless_gone
@@ -73,14 +73,16 @@ async def detokenize(request: Request, backend: Backend, value: dict[str, Any]) 
     body, ignored, model = await _read(DetokenizeBody, backend, value)
     if not isinstance(body.tokens, list):
         raise invalid("tokens must be a list of token ids", "tokens")
-    # The model's logits may be wider than its tokenizer; ids without a token have no text.
-    check_ids(body.tokens, "tokens", min(model.vocabulary_size, model.tokenizer.vocab_size))
-    skip = bool(body.skip_special_tokens)
-    text = await unless_gone(
-        request.receive,
-        backend.models.in_thread(lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=skip)),
-    )
-    return json_reply({"prompt": text}, headers=ignored_header(ignored))
+    if len(body.tokens) > MAX_DETOKENIZE_TOKENS:
+        raise invalid(f"tokens has {len(body.tokens)} ids, at most {MAX_DETOKENIZE_TOKENS} go in one request", "tokens")
+
+    def work() -> Response:
+        # The model's logits may be wider than its tokenizer; ids without a token have no text.
+        check_ids(body.tokens, "tokens", min(model.vocabulary_size, model.tokenizer.vocab_size))
+        text = model.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        return json_reply({"prompt": text}, headers=ignored_header(ignored))
+
+    return await unless_gone(request.receive, backend.models.in_thread(work))
 
 
 async def apply_template(request: Request, backend: Backend, value: dict[str, Any]) -> Response:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from dragoman.channel import MAX_MESSAGE_BYTES
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_TOKENIZE_BYTES
+from dragoman.limits import MAX_DETOKENIZE_TOKENS, MAX_TOKENIZE_BYTES
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2, tokenizer_service_pb2, tokenizer_service_pb2_grpc, tokens_pb2
 from dragoman_agent.rpc.refusal import invalid
@@ -37,12 +38,10 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_service_pb2.DetokenizeResponse:
         """Text of ids; bytes that form no character appear as U+FFFD."""
         self._model.check_name(request.model)
-        ids = list(request.token_ids.ids)
-        check_token_ids(ids, self._model.tokenizer.vocab_size, "token_ids.ids")
-        text = await asyncio.to_thread(
-            self._model.tokenizer.decode, ids, skip_special_tokens=request.skip_special_tokens
-        )
-        return tokenizer_service_pb2.DetokenizeResponse(text=text)
+        num_ids = len(request.token_ids.ids)
+        if num_ids > MAX_DETOKENIZE_TOKENS:
+            raise _too_large("token_ids.ids", f"{num_ids} ids", f"{MAX_DETOKENIZE_TOKENS} go", MAX_DETOKENIZE_TOKENS)
+        return await asyncio.to_thread(self._detokenize, request)
 
     async def ApplyTemplate(
         self, request: tokenizer_service_pb2.ApplyTemplateRequest, context: Context
@@ -69,6 +68,16 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
             yield tokenizer_service_pb2.GetTokenizerResponse(
                 chunk=tokenizer_service_pb2.TokenizerChunk(file_name=FILE_NAME, data=chunk)
             )
+
+    def _detokenize(self, request: tokenizer_service_pb2.DetokenizeRequest) -> tokenizer_service_pb2.DetokenizeResponse:
+        ids = list(request.token_ids.ids)
+        check_token_ids(ids, self._model.tokenizer.vocab_size, "token_ids.ids")
+        text = self._model.tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
+        response = tokenizer_service_pb2.DetokenizeResponse(text=text)
+        size = response.ByteSize()
+        if size > MAX_MESSAGE_BYTES:
+            raise _too_large("token_ids.ids", f"a text of {size} bytes", f"{MAX_MESSAGE_BYTES} come", MAX_MESSAGE_BYTES)
+        return response
 
     def _tokenize(self, request: tokenizer_service_pb2.TokenizeRequest) -> tokenizer_service_pb2.TokenizeResponse:
         try:
@@ -103,8 +112,12 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServiceServicer):
 def check_num_bytes(param: str, num_bytes: int) -> None:
     """Raises DragomanError for more text than is tokenized in one request."""
     if num_bytes > MAX_TOKENIZE_BYTES:
-        raise DragomanError(
-            error_pb2.ERROR_REASON_REQUEST_TOO_LARGE,
-            f"{param}: has {num_bytes} bytes, at most {MAX_TOKENIZE_BYTES} are tokenized in one request; send it in parts",
-            metadata={"param": param, "limit": str(MAX_TOKENIZE_BYTES)},
-        )
+        raise _too_large(param, f"{num_bytes} bytes", f"{MAX_TOKENIZE_BYTES} are tokenized", MAX_TOKENIZE_BYTES)
+
+
+def _too_large(param: str, found: str, most: str, limit: int) -> DragomanError:
+    return DragomanError(
+        error_pb2.ERROR_REASON_REQUEST_TOO_LARGE,
+        f"{param}: has {found}, at most {most} in one request; send it in parts",
+        metadata={"param": param, "limit": str(limit)},
+    )

@@ -18,7 +18,7 @@ from tests.agent.conftest import AgentProcess
 
 from dragoman.channel import MAX_MESSAGE_BYTES, channel_options
 from dragoman.errors import DragomanError, from_rpc_error
-from dragoman.limits import MAX_TOKENIZE_BYTES
+from dragoman.limits import MAX_DETOKENIZE_TOKENS, MAX_TOKENIZE_BYTES
 from dragoman.v1 import (
     embedding_service_pb2_grpc,
     generation_service_pb2_grpc,
@@ -217,6 +217,15 @@ async def test_s14_more_text_than_is_tokenized_at_once_names_the_limit(channel: 
         error = await error_of(call)
         assert (error.reason_name, error.metadata["param"]) == ("request_too_large", param)
         assert str(MAX_TOKENIZE_BYTES) in error.message
+
+
+async def test_s14_more_tokens_than_are_read_at_once_name_the_limit(channel: grpc.aio.Channel) -> None:
+    stub = tokenizer_service_pb2_grpc.TokenizerServiceStub(channel)
+    # Ids are read as text, which may be far longer than they are: `<|im_start|>` has 12 characters.
+    for num_ids, limit in ((MAX_DETOKENIZE_TOKENS + 1, MAX_DETOKENIZE_TOKENS), (1_500_000, MAX_MESSAGE_BYTES)):
+        error = await error_of(stub.Detokenize(DetokenizeRequest(token_ids=TokenIds(ids=[257] * num_ids))))
+        assert (error.reason_name, error.metadata["param"]) == ("request_too_large", "token_ids.ids")
+        assert error.metadata["limit"] == str(limit) and str(limit) in error.message
 
 
 async def test_b17_template_ids_hold_only_the_templates_control_tokens(channel: grpc.aio.Channel) -> None:
