@@ -11,6 +11,7 @@ import itertools
 import random
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.gpu_setup import Result, keep, setup
@@ -20,6 +21,9 @@ from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
 from dragoman_agent.pal.plan import Plan
+
+COMPANY_FRAMES = 400  # of a stream beside which prompts arrive
+_SETTLED_FRAMES = 20  # by which all of them decode
 
 _KEYS = itertools.count()
 
@@ -92,6 +96,32 @@ def prefill(core: EngineCore, batch: int, length: int, repeats: int) -> Result:
     return {"bench": "prefill", "case": f"{batch}x{length}", "metric": "tokens_per_second", "samples": samples}
 
 
+def company(core: EngineCore, num_streams: int, length: int, every: int, repeats: int) -> tuple[Result, Result]:
+    """Milliseconds between the frames of streams that decode while a prompt arrives with every so many of them: mean and
+    99th percentile.
+    """
+    means, worst = [], []
+    for repeat in range(repeats):
+        rng = random.Random(2000 + repeat)
+        seen: list[float] = []
+
+        def arrive(step: Step, rng: random.Random = rng, seen: list[float] = seen) -> None:
+            seen.append(time.perf_counter())
+            if len(seen) % every == 0 and len(seen) < COMPANY_FRAMES:
+                core.receive(start(f"a{len(seen)}", [rng.randrange(10000) for _ in range(length)], 1))
+
+        prompts = [[rng.randrange(10000) for _ in range(128)] for _ in range(num_streams)]
+        streams = [start(f"c{repeat}-{i}", prompt, COMPANY_FRAMES) for i, prompt in enumerate(prompts)]
+        failed = [event for event in run_all(core, streams, on_step=arrive) if isinstance(event, Failed)]
+        if failed:
+            raise RuntimeError(failed[0].message)
+        gaps = sorted(1e3 * (b - a) for a, b in itertools.pairwise(seen[_SETTLED_FRAMES:COMPANY_FRAMES]))
+        means.append(statistics.fmean(gaps))
+        worst.append(gaps[int(0.99 * len(gaps))])
+    case = {"bench": "company", "case": f"b{num_streams}-{length}-every-{every}"}
+    return {**case, "metric": "mean_gap_ms", "samples": means}, {**case, "metric": "p99_gap_ms", "samples": worst}
+
+
 def predict_nano(plan: Plan) -> float:
     """Tokens a second by the step model alone: its prefill, then each step at its batch and mean context."""
     rng = random.Random(0)
@@ -108,13 +138,16 @@ def main() -> None:
     """Run and print; `--out` gets the raw results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--benches", default="decode,nano,prefill")
+    parser.add_argument("--benches", default="decode,nano,prefill,company")
+    parser.add_argument("--mixed-graphs", choices=("planned", "off"), default="planned", help="of steps with prompts")
     parser.add_argument("--batches", default="1,32,256")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     here = setup(options.model)
     source, profile, plan = here.source, here.profile, here.plan
+    if options.mixed_graphs == "off":
+        plan = replace(plan, mixed_graph_tokens=())
     device = CudaDevice()
     begin = time.perf_counter()
     device.load(source, plan, lambda _: None)
@@ -128,6 +161,8 @@ def main() -> None:
 
     def note(result: Result, predicted: float, text: str) -> None:
         result["predicted"] = predicted
+        if options.mixed_graphs == "off":
+            result["case"] = f"{result['case']}-by-kernel"
         results.append(result)
         print(f"  {text}", flush=True)
         keep(options.out, options.model, profile.device.index, results, info=device.info)
@@ -145,6 +180,16 @@ def main() -> None:
         for batch, length in ((1, 8192), (16, 1024)):
             result = prefill(core, batch, length, options.repeats)
             note(result, plan.step_model.prefill_tokens_per_second, f"prefill: {result}")
+    if "company" in benches:
+        for length in (64, 512):
+            result = prefill(core, 1, length, 10 * options.repeats)
+            note(result, length / plan.step_model.prefill_seconds(length), f"prompt alone: {result}")
+            step = plan.step_model.decode_step_seconds(32, 300)
+            added = plan.step_model.prefill_seconds(length)
+            for result, predicted in zip(
+                company(core, 32, length, 5, options.repeats), (step + added / 5, step + added), strict=True
+            ):
+                note(result, 1e3 * predicted, f"company: {result} predicted {1e3 * predicted:.2f} ms")
     device.close()
 
 
