@@ -19,6 +19,7 @@ def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
 _AGENT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _MODEL, _DEVICE, _PLAN, _NETWORK, _LIFE = "model", "device", "planning", "network", "process"
 _ON_OFF = ("on", "off")
+_MAX_MODEL_NAME_BYTES = 128  # what a controller takes as the name of a model
 _MAX_PORT = 65535
 
 
@@ -266,6 +267,9 @@ def settings_problem(settings: AgentSettings) -> str:
         host, _, port = address.removeprefix("dns:").rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) <= _MAX_PORT:
             return f"--controllers {address!r} is no host:port, nor dns:NAME:PORT for every address of a name"
+    for name in settings.served_model_name:
+        if not name.isprintable() or len(name.encode(errors="replace")) > _MAX_MODEL_NAME_BYTES:
+            return f"--served-model-name {name[:80]!r} must be printable and at most {_MAX_MODEL_NAME_BYTES} bytes long"
     if settings.advertise and (problem := address_problem(settings.advertise)):
         return f"--advertise {settings.advertise!r} {problem}"
     if len(settings.agent_id) > MAX_AGENT_ID_BYTES or not _AGENT_ID.fullmatch(settings.agent_id or "default"):
@@ -280,6 +284,9 @@ def _planning_flags(settings: AgentSettings) -> list[tuple[str, bool]]:
     """What changes how a plan is made, and whether it was given."""
     return [
         ("--profile", bool(settings.profile)),
+        (f"--dtype {settings.dtype}", settings.dtype != "auto"),
+        ("--threads", settings.threads is not None),
+        ("--memory-utilization", settings.memory_utilization is not None),
         (f"--kv-dtype {settings.kv_dtype}", settings.kv_dtype != "auto"),
         (f"--tune {settings.tune}", settings.tune != "auto"),
         ("--pal off", settings.pal == "off"),
