@@ -22,8 +22,9 @@ _INSIDE_STEP, _OUTSIDE_STEP = _LEVEL_GAIN * TAIL, _LEVEL_GAIN * (TAIL - 1.0)
 PROMPT_LENGTHS = (128, 512, 2048)
 OUTPUT_LENGTHS = (32, 128, 512)
 NUM_LENGTHS = len(PROMPT_LENGTHS) + 1
-# A length goes by the outcomes of all lengths until it has so many of its own: quantiles of few are further off than those of all are.
-MIN_NUM_OWN = MAX_NUM_RATIOS
+# Once a length has so many outcomes of its own they say how far ratios lie apart, and once it has so many also where they lie: the
+# middle of few is further off than that of all is.
+MIN_NUM_SPREAD, MIN_NUM_OWN = 32, MAX_NUM_RATIOS
 
 
 class Estimate(NamedTuple):
@@ -53,25 +54,48 @@ Lengths: TypeAlias = tuple[int, int]
 """Which of PROMPT_LENGTHS and of OUTPUT_LENGTHS a request is of, by index; one past the last for longer ones."""
 
 
-class ErrorRatios:
-    """The latest ratios of observed to predicted seconds of one quantity."""
+class Window:
+    """The latest ratios, up to 128."""
 
-    __slots__ = ("_latest", "_sorted", "high_level", "low_level", "quantiles")
+    __slots__ = ("_latest", "_sorted")
 
-    def __init__(self, prior: Sequence[float] = PRIOR_RATIOS) -> None:
-        """`prior`: in ascending order. Without one there are no quantiles before the first observation."""
-        self._latest = deque(prior)
-        self._sorted = list(prior)
-        self.low_level = self.high_level = TAIL
-        """Share of the window taken to lie below p10, and above p90."""
-        if prior:
-            self._measure()
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        """`prior`: in ascending order."""
+        self._latest, self._sorted = deque(prior), list(prior)
 
     def __len__(self) -> int:
         return len(self._latest)
 
+    def push(self, ratio: float) -> None:
+        """Takes one, and forgets the oldest beyond 128."""
+        latest, ordered = self._latest, self._sorted
+        latest.append(ratio)
+        insort(ordered, ratio)
+        if len(latest) > MAX_NUM_RATIOS:
+            del ordered[bisect_left(ordered, latest.popleft())]
+
+    def quantiles(self, low_level: float, high_level: float) -> Quantiles:
+        """With such shares taken to lie below p10 and above p90. There must be a ratio."""
+        # The next one falls into each of the `count` + 1 gaps that these leave as likely as into any other.
+        ordered, count = self._sorted, len(self._sorted)
+        num_below, num_above = round(low_level * (count + 1)), round(high_level * (count + 1))
+        p10, p90 = ordered[num_below - 1 if num_below else 0], ordered[count - (num_above or 1)]
+        return new(Quantiles, (p10, ordered[round(0.5 * (count - 1))], p90))
+
+
+class ErrorRatios:
+    """The latest ratios of observed to predicted seconds of one quantity, and how much of them an interval leaves out."""
+
+    __slots__ = ("_window", "high_level", "low_level", "quantiles")
+
+    def __init__(self) -> None:
+        self._window = Window(PRIOR_RATIOS)
+        self.low_level = self.high_level = TAIL
+        """Share of a window taken to lie below p10, and above p90."""
+        self.quantiles = self._window.quantiles(TAIL, TAIL)
+
     def add(self, ratio: float, promised: Quantiles) -> None:
-        """Takes one observation, of which `promised` was said, and forgets the oldest beyond 128.
+        """Takes one observation, of which `promised` was said.
 
         What is to come differs from what was: more than one in ten may fall outside the quantiles of the past. So the
         levels follow how often that happened (adaptive conformal inference, Gibbs and Candes 2021) to what was promised: the
@@ -82,19 +106,8 @@ class ErrorRatios:
         high = self.high_level + (_OUTSIDE_STEP if ratio > p90 else _INSIDE_STEP)
         self.low_level = _LOWEST_LEVEL if low < _LOWEST_LEVEL else _HIGHEST_LEVEL if low > _HIGHEST_LEVEL else low
         self.high_level = _LOWEST_LEVEL if high < _LOWEST_LEVEL else _HIGHEST_LEVEL if high > _HIGHEST_LEVEL else high
-        latest, ordered = self._latest, self._sorted
-        latest.append(ratio)
-        insort(ordered, ratio)
-        if len(latest) > MAX_NUM_RATIOS:
-            del ordered[bisect_left(ordered, latest.popleft())]
-        self._measure()
-
-    def _measure(self) -> None:
-        # The next one falls into each of the `count` + 1 gaps that these leave as likely as into any other.
-        ordered, count = self._sorted, len(self._sorted)
-        num_below, num_above = round(self.low_level * (count + 1)), round(self.high_level * (count + 1))
-        p10, p90 = ordered[num_below - 1 if num_below else 0], ordered[count - (num_above or 1)]
-        self.quantiles = new(Quantiles, (p10, ordered[round(0.5 * (count - 1))], p90))
+        self._window.push(ratio)
+        self.quantiles = self._window.quantiles(self.low_level, self.high_level)
 
 
 def lengths_of(uncached_tokens: int, output_tokens: int) -> Lengths:
@@ -109,14 +122,22 @@ class RatiosByLength:
 
     def __init__(self) -> None:
         self.all = ErrorRatios()
-        self._own = tuple([ErrorRatios(()) for _ in range(NUM_LENGTHS)])
+        self._own = tuple([Window() for _ in range(NUM_LENGTHS)])
 
     def add(self, length: int, ratio: float, promised: Quantiles) -> None:
         """Takes one observation of a request of this length, see ErrorRatios."""
         self.all.add(ratio, promised)
-        self._own[length].add(ratio, promised)
+        self._own[length].push(ratio)
 
     def own(self, length: int) -> Quantiles | None:
-        """Those of this length alone; None while they are few."""
-        own = self._own[length]
-        return own.quantiles if len(own) >= MIN_NUM_OWN else None
+        """Of those of this length alone, their spread around the middle of all where they are not many; None while they are few."""
+        window, ratios = self._own[length], self.all
+        if len(window) < MIN_NUM_SPREAD:
+            return None
+        own = window.quantiles(ratios.low_level, ratios.high_level)
+        if len(window) >= MIN_NUM_OWN:
+            return own
+        p10, p50, p90 = own
+        middle = ratios.quantiles.p50
+        scale = middle / p50
+        return new(Quantiles, (scale * p10, middle, scale * p90))

@@ -117,7 +117,7 @@ def test_several_choices_are_judged_by_the_tokens_of_one(bench: Any) -> None:
     bench.join()
     granted = grant_of(bench.ask(num_choices=4))
     bench.beat(outcomes=[Outcome(granted.ticket.jti, 0.1, 0.1 + 49 * 0.02, 200, False)])
-    ratio = bench.cell.quotes.of("a")._windows[1].all._latest[-1]
+    ratio = bench.cell.quotes.of("a")._windows[1].all._window._latest[-1]
     record = bench.cell.placements._records[-1]
     assert ratio == pytest.approx(0.02 / weigh(record)[0].score.step_seconds)
 

@@ -15,8 +15,11 @@ from dragoman_controller.intervals import (
     OUTPUT_LENGTHS,
     PRIOR_RATIOS,
     PROMPT_LENGTHS,
+    TAIL,
     ErrorRatios,
     Quantiles,
+    RatiosByLength,
+    Window,
     lengths_of,
 )
 
@@ -49,11 +52,11 @@ def test_quantiles_are_those_of_the_latest_128_ratios(count: int, seed: int) -> 
 def test_eight_in_ten_are_inside_however_few_came_before() -> None:
     rng, num_inside, num_rounds = Random(8), 0, 3000
     for _ in range(num_rounds):
-        errors = ErrorRatios(())
-        errors.add(rng.random(), Quantiles(0.0, 0.5, 1.0))
-        for _ in range(18):
-            errors.add(rng.random(), errors.quantiles)
-        num_inside += errors.quantiles.p10 <= rng.random() <= errors.quantiles.p90
+        window = Window()
+        for _ in range(19):
+            window.push(rng.random())
+        p10, _, p90 = window.quantiles(TAIL, TAIL)
+        num_inside += p10 <= rng.random() <= p90
     assert num_inside / num_rounds == pytest.approx(0.8, abs=0.025)
 
 
@@ -66,3 +69,15 @@ def test_an_interval_of_the_past_that_is_too_narrow_for_what_comes_is_widened() 
         inside.append(errors.quantiles.p10 <= ratio <= errors.quantiles.p90)
         errors.add(ratio, errors.quantiles)
     assert 0.77 <= sum(inside[500:]) / len(inside[500:]) <= 0.83
+
+
+def test_what_all_lengths_missed_widens_the_interval_of_each() -> None:
+    rng, ratios, window = Random(9), RatiosByLength(), Window()
+    for _ in range(MAX_NUM_RATIOS):
+        ratio = rng.lognormvariate(0.0, 0.3)
+        window.push(ratio)
+        ratios.add(0, ratio, Quantiles(1.0, 1.0, 1.0))
+        ratios.add(1, rng.random(), Quantiles(2.0, 2.0, 2.0))
+    own, usual = ratios.own(0), window.quantiles(TAIL, TAIL)
+    assert own is not None and own.p50 == usual.p50
+    assert own.p10 < usual.p10 and own.p90 > usual.p90

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_controller.intervals import MIN_NUM_OWN, lengths_of
+from dragoman_controller.intervals import MIN_NUM_OWN, MIN_NUM_SPREAD, lengths_of
 from dragoman_controller.quote import AgentQuotes, Features, Quotes, Went
 from dragoman_controller.regression import MAX_WEIGHT, Regression
 
-SHORT, LONG = lengths_of(20, 10), lengths_of(800, 200)
+SHORT, LONG, UNSEEN = lengths_of(20, 10), lengths_of(800, 200), lengths_of(5000, 5000)
 
 
 def test_the_first_quote_is_the_prediction_with_the_prior_interval() -> None:
@@ -67,14 +67,19 @@ def test_each_length_of_prompts_and_answers_has_its_own_interval() -> None:
 
 def test_a_length_of_which_little_is_known_is_quoted_as_all_are() -> None:
     quotes = AgentQuotes()
-    for _ in range(MIN_NUM_OWN - 1):
+    for number in range(1, MIN_NUM_OWN):
         for _ in range(20):
             quotes.judge((1.0, 0.1, 2.0), Went(2.0, 4.0, 11), SHORT)
-        quotes.judge((1.0, 0.1, 20.9), Went(5.0, 20.0, 200), LONG)
-        assert quotes.quote(1.0, 0.1, 2.0, LONG).time_to_first_token.expected == pytest.approx(2.0)
+        quotes.judge((1.0, 0.1, 20.9), Went((4.0, 5.0, 6.0)[number % 3], 20.0, 200), LONG)
+        estimate = quotes.quote(1.0, 0.1, 2.0, LONG).time_to_first_token
+        assert estimate.expected == pytest.approx(2.0)
+        if number < MIN_NUM_SPREAD:
+            assert estimate == quotes.quote(1.0, 0.1, 2.0, UNSEEN).time_to_first_token
+        else:  # enough to say how far they lie apart
+            assert (estimate.p10, estimate.p90) == pytest.approx((2.0 * 4 / 5, 2.0 * 6 / 5))
     quotes.judge((1.0, 0.1, 20.9), Went(5.0, 20.0, 200), LONG)
-    assert quotes.quote(1.0, 0.1, 2.0, LONG).time_to_first_token.expected == pytest.approx(5.0)
-    assert quotes.quote(1.0, 0.1, 2.0, SHORT).time_to_first_token.expected == pytest.approx(2.0)
+    assert quotes.quote(1.0, 0.1, 2.0, LONG).time_to_first_token == pytest.approx((5.0, 4.0, 6.0))
+    assert quotes.quote(1.0, 0.1, 2.0, SHORT).time_to_first_token == pytest.approx((2.0, 2.0, 2.0))
 
 
 def test_agents_learn_apart() -> None:

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int kNumQuantities = 3, kMaxRatios = 128, kNumLengths = 4, kMinNumOwn = kMaxRatios, kSize = 4;
+constexpr int kNumQuantities = 3, kMaxRatios = 128, kNumLengths = 4, kMinNumSpread = 32, kMinNumOwn = kMaxRatios, kSize = 4;
 constexpr double kTail = 0.1, kLevelGain = 0.005, kLowestLevel = 0.01, kHighestLevel = 0.2;
 constexpr double kInsideStep = kLevelGain * kTail, kOutsideStep = kLevelGain * (kTail - 1.0);
 constexpr double kForgetting = 0.99, kMaxError = 1.0, kMaxFeature = 8.0, kMaxWeight = 64.0, kMaxVariance = 10.0;
@@ -19,52 +19,70 @@ constexpr int64_t kPaceOutcomes = 500, kPriorOutcomes = 4;
 // The latest ratios of observed to predicted seconds, in the order in which they came and in their own.
 struct Window {
   int64_t count, oldest;
-  double low_level, high_level, p10, p50, p90;
   double latest[kMaxRatios], sorted[kMaxRatios + 1];
-
-  void measure() {
-    const auto part = [](double share, int64_t whole) {
-      return static_cast<int64_t>(std::nearbyint(share * static_cast<double>(whole)));
-    };
-    p10 = sorted[std::max<int64_t>(part(low_level, count + 1), 1) - 1];
-    p50 = sorted[part(0.5, count - 1)];
-    p90 = sorted[count - std::max<int64_t>(part(high_level, count + 1), 1)];
-  }
 
   void begin(const double* prior, int64_t num_prior) {
     count = num_prior, oldest = 0;
-    low_level = high_level = kTail;
     std::copy(prior, prior + num_prior, latest);
     std::copy(prior, prior + num_prior, sorted);
-    p10 = p50 = p90 = 0.0;
-    if (num_prior) measure();
   }
 
-  // `promised`: p10, p50 and p90.
-  void add(double ratio, const double* promised) {
-    low_level = std::clamp(low_level + (ratio < promised[0] ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
-    high_level = std::clamp(high_level + (ratio > promised[2] ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
+  void push(double ratio) {
     double* const end = sorted + count;
     double* const place = std::upper_bound(sorted, end, ratio);
     std::copy_backward(place, end, end + 1);
     *place = ratio;
     if (count < kMaxRatios) {
       latest[count++] = ratio;
-    } else {
-      double* const gone = std::lower_bound(sorted, end + 1, latest[oldest]);
-      std::copy(gone + 1, end + 1, gone);
-      latest[oldest] = ratio;
-      oldest = (oldest + 1) % kMaxRatios;
+      return;
     }
-    measure();
+    double* const gone = std::lower_bound(sorted, end + 1, latest[oldest]);
+    std::copy(gone + 1, end + 1, gone);
+    latest[oldest] = ratio;
+    oldest = (oldest + 1) % kMaxRatios;
   }
 
-  void tell(double* quantiles) const { quantiles[0] = p10, quantiles[1] = p50, quantiles[2] = p90; }
+  // p10, p50 and p90.
+  void measure(double low_level, double high_level, double* quantiles) const {
+    const auto part = [](double share, int64_t whole) {
+      return static_cast<int64_t>(std::nearbyint(share * static_cast<double>(whole)));
+    };
+    quantiles[0] = sorted[std::max<int64_t>(part(low_level, count + 1), 1) - 1];
+    quantiles[1] = sorted[part(0.5, count - 1)];
+    quantiles[2] = sorted[count - std::max<int64_t>(part(high_level, count + 1), 1)];
+  }
 };
 
-// Those of all requests and of each length apart.
+// Those of all requests and of each length apart, and what share of them lies below p10 and above p90.
 struct Windows {
+  double low_level, high_level;
   Window all, own[kNumLengths];
+
+  void begin(const double* prior, int64_t num_prior) {
+    low_level = high_level = kTail;
+    all.begin(prior, num_prior);
+    for (Window& window : own) window.begin(prior, 0);
+  }
+
+  // `promised`: p10, p50 and p90.
+  void add(int64_t length, double ratio, const double* promised) {
+    low_level = std::clamp(low_level + (ratio < promised[0] ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
+    high_level = std::clamp(high_level + (ratio > promised[2] ? kOutsideStep : kInsideStep), kLowestLevel, kHighestLevel);
+    all.push(ratio);
+    own[length].push(ratio);
+  }
+
+  // Whether enough is known of a length: its quantiles, around those of all where it is not much.
+  bool measure_own(int64_t length, const double* of_all, double* quantiles) const {
+    const Window& window = own[length];
+    if (window.count < kMinNumSpread) return false;
+    window.measure(low_level, high_level, quantiles);
+    if (window.count < kMinNumOwn) {
+      const double scale = of_all[1] / quantiles[1];
+      quantiles[0] *= scale, quantiles[1] = of_all[1], quantiles[2] *= scale;
+    }
+    return true;
+  }
 };
 
 // Least squares that forget, over up to four features; one that is not there has a weight and a variance of 0.
@@ -163,10 +181,7 @@ extern "C" {
 
 void dragoman_begin_learning(Learnt* learnt, const double* prior_ratios, int64_t num_ratios) {
   constexpr double first[] = {1.0, 1.0, 1.0, 0.0}, decode[] = {1.0, 0.0, 0.0};
-  for (Windows& windows : learnt->windows) {
-    windows.all.begin(prior_ratios, num_ratios);
-    for (Window& window : windows.own) window.begin(prior_ratios, 0);
-  }
+  for (Windows& windows : learnt->windows) windows.begin(prior_ratios, num_ratios);
   learnt->first.begin(first, 4);
   learnt->decode.begin(decode, 3);
   learnt->learnt_at = -HUGE_VAL;
@@ -179,19 +194,18 @@ void dragoman_judge(Learnt* learnt, const Outcome* outcome, Verdict* verdict) {
   for (int i = 0; i < kNumQuantities; ++i) {
     const double expected = outcome->expected[i], observed = outcome->observed[i];
     const double* const promised = outcome->promised[i];
-    Window& all = learnt->windows[i].all;
-    Window& own = learnt->windows[i].own[i ? outcome->output_length : outcome->prompt_length];
+    Windows& windows = learnt->windows[i];
+    const int64_t length = i ? outcome->output_length : outcome->prompt_length;
+    verdict->is_own[i] = 0.0;
     verdict->judged[i][0] = -1.0;
     if (expected > 0.0 && observed > 0.0) {
       const double middle = expected * promised[1];
       verdict->judged[i][0] = std::fabs(observed - middle) / middle;
       verdict->judged[i][1] = expected * promised[0] <= observed && observed <= expected * promised[2];
-      all.add(observed / expected, promised);
-      own.add(observed / expected, promised);
+      windows.add(length, observed / expected, promised);
     }
-    verdict->is_own[i] = own.count >= kMinNumOwn;
-    all.tell(verdict->all[i]);
-    own.tell(verdict->own[i]);
+    windows.all.measure(windows.low_level, windows.high_level, verdict->all[i]);
+    if (verdict->judged[i][0] >= 0.0) verdict->is_own[i] = windows.measure_own(length, verdict->all[i], verdict->own[i]);
   }
 }
 
