@@ -109,6 +109,9 @@ def test_nothing_to_say(dragoman: Dragoman, monkeypatch: pytest.MonkeyPatch, sai
     assert_error(dragoman("chat", said, "--controller", "127.0.0.1:1"), "there is nothing to say", 'dragoman chat "')
     monkeypatch.setattr("sys.stdin", io.StringIO(said))
     assert_error(dragoman("chat", "--controller", "127.0.0.1:1"), "there is nothing to say")
+    for errors in ("strict", "surrogateescape"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
+        assert_error(dragoman("chat", "--controller", "127.0.0.1:1"), "the text on stdin is not UTF-8", "iconv")
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, "ERROR"), ("DEBUG", "DEBUG")])

@@ -39,7 +39,7 @@ def chat(
     opening = [{"role": "system", "content": system}] if system else []
     text = " ".join(message) if message else None
     if text is None and not sys.stdin.isatty():
-        text = sys.stdin.read()
+        text = _read_stdin()
     if text is not None and not text.strip():
         raise Failure("there is nothing to say", "the message is empty", 'give one, as in: dragoman chat "hello"')
     with Client(controller, agent=agent) as client:
@@ -47,6 +47,17 @@ def chat(
             answer(client, [*opening, {"role": "user", "content": text.strip()}], options, stats)
         else:
             converse(client, opening, options, stats)
+
+
+def _read_stdin() -> str:
+    """The text on stdin. Raises Failure when it is not UTF-8, which some locales tell here and others when it is sent."""
+    try:
+        text = sys.stdin.read()
+        text.encode()
+    except UnicodeError:
+        why = "other bytes could not be told apart from what was meant"
+        raise Failure("the text on stdin is not UTF-8", why, "convert it first, as in: iconv -t utf-8 FILE") from None
+    return text
 
 
 def answer(client: Any, messages: list[dict[str, str]], options: dict[str, Any], stats: bool) -> str:
