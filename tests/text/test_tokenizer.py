@@ -214,6 +214,38 @@ def test_threads_share_a_tokenizer(smol_files: TokenizerFiles) -> None:
     assert wrong == []
 
 
+def test_others_go_on_while_a_long_text_is_tokenized(smol_tokenizer: TextTokenizer) -> None:
+    """Counted: with the interpreter lock held nothing else would run in the meantime."""
+    smol_tokenizer.encode("x")
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        has_begun.set()
+        smol_tokenizer.encode("A long text of words, 12345 numbers and Größe. " * 20_000)
+        has_ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    has_begun.wait(10)
+    num_turns = 0
+    while not has_ended.wait(0.001):
+        num_turns += 1
+    thread.join()
+    assert num_turns > 10
+
+
+@given(
+    text=st.lists(st.sampled_from(["word ", "12345", "\n\n  ", "Größe", "漢字", "<|im_end|>", "🙂"]), min_size=2).map(
+        "".join
+    )
+)
+def test_long_and_short_texts_are_tokenized_alike(smol_tokenizer: TextTokenizer, text: str) -> None:
+    long = text * (1 + 1001 // len(text))
+    for parse_special, library in ((True, smol_tokenizer._tokenizer), (False, smol_tokenizer._without_special)):
+        expected = library.encode(long, add_special_tokens=False).ids
+        assert smol_tokenizer.encode(long, add_special_tokens=False, parse_special=parse_special) == expected
+
+
 def test_the_library_imports_little() -> None:
     code = "import dragoman_text, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
