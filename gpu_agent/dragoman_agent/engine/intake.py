@@ -17,7 +17,7 @@ CREDIT_TIMEOUT_MESSAGE = (
 )
 NON_FINITE_MESSAGE = (
     "the model produced a logit that is not a number, so this request was ended and its cached blocks dropped; "
-    "other requests are unharmed; if it happens again with this prompt, check the model's weights"
+    "other requests are unharmed; if it happens again with this prompt, check the weights: dragoman models verify MODEL"
 )
 
 

@@ -310,6 +310,7 @@ def test_non_finite_logits_fail_that_request_only_and_leave_no_block_in_the_cach
 def test_a_bad_embedding_fails(lab: Any) -> None:
     (failed,) = lab(device=SickDevice(7, 0)).run(StartEmbed("e", [7] * 70))
     assert isinstance(failed, Failed) and failed.reason == error_pb2.ERROR_REASON_NON_FINITE_LOGITS
+    assert "dragoman models verify" in failed.message
 
 
 def test_load_counts_what_runs_and_waits(lab: Any, start: Any) -> None:
