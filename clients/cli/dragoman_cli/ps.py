@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 import typer
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dragoman_cli.console import make_console
+from dragoman_cli.failure import Failure
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,6 +33,10 @@ def ps(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Show agents, their load, and what runs."""
+    if as_json and watch:
+        raise Failure(
+            "--json and --watch are both given", "JSON is printed once", "ask for one of the two", exit_code=2
+        )
     if as_json:
         print(json.dumps(asyncio.run(_rows(controller))))
     elif watch:
@@ -42,7 +48,10 @@ def ps(
 async def _watch(controller: str) -> None:
     with Live(_table(await _rows(controller), controller)) as live:
         while True:
+            began = time.monotonic()
             live.update(_table(await _rows(controller), controller))
+            # Where no agent's pace is sampled, nothing else holds the loop back.
+            await asyncio.sleep(max(0.0, began + _SAMPLE_SECONDS - time.monotonic()))
 
 
 async def _rows(controller: str) -> list[dict[str, Any]]:
@@ -96,7 +105,7 @@ def _read_counter(metrics_address: str) -> float | None:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://{metrics_address}/metrics", timeout=2) as response:
             lines = response.read().decode().splitlines()
-    except OSError:
+    except (OSError, HTTPException, UnicodeDecodeError):  # nobody answers there, or somebody else does
         return None
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_COUNTER))
 
