@@ -15,6 +15,7 @@ from dragoman_controller.requests import MAX_ID_BYTES, Priority
 
 MAX_QUEUE_LIMIT = 1_000_000
 MAX_NUM_TENANTS = 10_000
+_MAX_FILE_BYTES = 16 << 20
 _MAX_WHOLE = (1 << 32) - 1  # what the message of a policy holds
 
 
@@ -86,8 +87,14 @@ def read_policy(path: Path) -> Policy:
 
     Raises ValueError that names file and key.
     """
+    with path.open("rb") as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
+        raise ValueError(f"{path} has over {_MAX_FILE_BYTES >> 20} MiB: it is no policy")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     tenants = {

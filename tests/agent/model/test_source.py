@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -313,6 +314,13 @@ def test_a_missing_path_names_what_is_known(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_looked_at_says_why(tmp_path: Path, spec: str, why: str) -> None:
     with pytest.raises(ModelFileError, match=rf"cannot be reached \(.*{why}.*\); check the path and the rights on it"):
         open_model(spec, tmp_path)
+
+
+def test_a_pipe_and_a_device_are_no_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (str(tmp_path / "pipe.gguf"), "/dev/zero"):
+        with pytest.raises(ModelFileError, match="is not a regular file; give a GGUF file"):
+            open_model(path, tmp_path)
 
 
 def test_a_cache_that_cannot_be_looked_at_says_why(tmp_path: Path) -> None:
