@@ -28,7 +28,12 @@ def test_a_key_file_names_keys_and_the_tenants_of_some(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("# no key\n\n", ":1: expected a key"), ("\n \n", "holds no key"), ("k " + "t" * 129, ":1: expected a key")],
+    [
+        ("# no key\n\n", ":1: expected a key"),
+        ("\n \n", "holds no key"),
+        ("k " + "t" * 129, ":1: expected a key"),
+        ("k bob\nj\nk carol\n", ":3: the key is above with another tenant"),
+    ],
 )
 def test_a_bad_key_file_is_refused_with_the_line_and_without_the_key(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(text)

@@ -240,7 +240,7 @@ def gateway_key(config: Path | None) -> str:
     if settings.api_key or settings.api_key_file is None:
         return settings.api_key
     # The gateway itself has read this file before, and refuses one without a key.
-    return next(line.strip() for line in settings.api_key_file.read_text().splitlines() if line.strip())
+    return next(words[0] for line in settings.api_key_file.read_text().splitlines() if (words := line.split()))
 
 
 def show_box(summary: Summary) -> None:

@@ -72,7 +72,7 @@ def read_keys(api_key: str, path: Path | None) -> ApiKeys:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ValueError(f"--api-key-file {path} cannot be read: {why}") from None
-    num_before = len(keys)
+    found: dict[bytes, str] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()
         if not words:
@@ -82,7 +82,9 @@ def read_keys(api_key: str, path: Path | None) -> ApiKeys:
             raise ValueError(
                 f"--api-key-file {path}:{number}: expected a key, and maybe its tenant of at most {MAX_TENANT_BYTES} bytes"
             )
-        keys[words[0].encode()] = tenant
-    if len(keys) == num_before:
+        if found.get(key := words[0].encode(), tenant) != tenant:
+            raise ValueError(f"--api-key-file {path}:{number}: the key is above with another tenant; give each its own")
+        found[key] = tenant
+    if not found:
         raise ValueError(f"--api-key-file {path} holds no key; write one a line")
-    return ApiKeys(keys)
+    return ApiKeys(keys | found)
