@@ -171,11 +171,12 @@ class Cell:
         return agent
 
     def wait_agent(self, agent_id: str, seconds: float = START_SECONDS) -> None:
-        """Until its model has run its first step."""
+        """Until its model has run its first step, and what a GPU leaves for after that is there too."""
         agent = self.agents[agent_id]
         serving = agent.wait_for("serving", seconds)
         self._agent_metrics[agent_id], self.agent_address[agent_id] = serving["metrics"], serving["grpc"]
-        agent.wait_for("ready", seconds)
+        if agent.wait_for("ready", seconds)["info"].get("prepares_later"):
+            agent.wait_for("warmed", seconds)
 
     def start_gateway(self, *flags: str) -> None:
         """A gateway that takes requests when this returns."""

@@ -16,7 +16,7 @@ from dragoman.tls import TlsIdentity, open_channel
 from dragoman.v1 import agent_pb2, error_pb2, telemetry_service_pb2
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.draining import Drainer
-from dragoman_agent.engine.messages import Progress, Ready, Step, TierReport, Tune
+from dragoman_agent.engine.messages import Progress, Ready, Step, TierReport, Tune, Warmed
 from dragoman_agent.hardware_watch import HardwareWatch
 from dragoman_agent.kv_journal import KvJournal
 from dragoman_agent.membership import Membership
@@ -186,11 +186,10 @@ class Agent:
         """The first step has run: register and take requests."""
         if self._gate.phase is Phase.LOADING:
             self._gate.phase = Phase.SERVING
-        self._observations.loaded(ready.info)
+        self._take_timed(ready.info)
         self._kv_transfer.format = self._prefetcher.format = KvFormat.of_ready(
             ready.info, self._model.digest, self._pal.plan.page_size
         )
-        self._watch.steps_timed([tuple(step) for step in ready.info.get("decode_steps", ())])
         self._watch.start()
         self._membership = Membership(self._settings.controllers, self._agent_part())
         self._gate.on_outcome = self._membership.report
@@ -202,6 +201,17 @@ class Agent:
         await self._update_health()
         logger.info("ready: %s", json.dumps(info))
         self._announce("ready", info=info)
+
+    def engine_warmed(self, warmed: Warmed) -> None:
+        """The steps that the start left for later are timed: the step model that the controllers were told is made anew."""
+        self._take_timed(warmed.info)
+        logger.info("warmed up: %s", json.dumps(warmed.info))
+        self._announce("warmed", info=warmed.info, problem=warmed.problem)
+
+    def _take_timed(self, info: dict[str, Any]) -> None:
+        """What the engine timed: the measured sides of decisions, and the step model."""
+        self._observations.loaded(info)
+        self._watch.steps_timed([tuple(step) for step in info.get("decode_steps", ())])
 
     def engine_died(self, reason: int, message: str) -> None:
         """Every stream has got its end. The process leaves too: a supervisor starts it anew with a new epoch."""

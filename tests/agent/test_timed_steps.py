@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from dragoman_agent.agent import Agent
 from dragoman_agent.device.base import StepBatch
 from dragoman_agent.device.checks import check_batch
-from dragoman_agent.device.warm_up import decode_batch, timed_steps
+from dragoman_agent.device.warm_up import decode_batch, in_null_block, timed_steps, timing
+from dragoman_agent.engine.messages import Warmed
 from dragoman_agent.hardware_watch import HardwareWatch
 from dragoman_agent.metrics import AgentMetrics
 from dragoman_agent.model.source import open_model
 from dragoman_agent.pal.decisions import DecisionLog
 from dragoman_agent.pal.kernel_times import step_key
 from dragoman_agent.pal.library import load_library
+from dragoman_agent.pal.observed import Observations
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, Switches, plan_for
 from dragoman_agent.pal.timings import Timings
@@ -61,6 +65,59 @@ def test_the_step_model_says_what_was_timed_and_controllers_hear_of_it() -> None
     (decision,) = [decision for decision in log.all() if decision.subject == "replan"]
     assert f"{len(steps)} decode steps timed on the loaded device" in decision.reason
     assert "step of one sequence" in decision.chosen
+
+
+def test_steps_timed_after_registration_reach_the_controllers(capsys: pytest.CaptureFixture[str]) -> None:
+    watch, _, log = watch_of(Switches())
+    for decision in plan_for(CARD, CONFIG, Limits(), Switches())[1]:
+        log.record(decision)
+    described: list[float] = []
+    agent = object.__new__(Agent)  # of an agent that registered with the plan as it was
+    agent._watch, agent._settings = watch, SimpleNamespace(announce=True)  # type: ignore[assignment]
+    agent._observations = Observations(watch.plan, log)
+    agent._engine = SimpleNamespace(tune=lambda limits: None)  # type: ignore[assignment]
+    agent._membership = SimpleNamespace(  # type: ignore[assignment]
+        describe_again=lambda: described.append(agent._watch.plan.step_model.decode_step_seconds(8, 1024))
+    )
+    watch._host = agent
+    before = watch.plan.step_model.decode_step_seconds(8, 1024)
+    steps = [[b, c, 1.5 * watch.plan.step_model.decode_step_seconds(b, c)] for b, c in timed_steps(watch.plan)]
+    agent._take_timed({"decode_steps": [], "mixed_step_seconds": None})  # what is known when it is ready
+    assert not described
+    agent.engine_warmed(Warmed({"decode_steps": steps, "mixed_step_seconds": 0.004}, "no room for 2 graphs"))
+    assert described == [pytest.approx(1.5 * before, rel=0.05)]
+    measured = {decision.subject: decision.measured for decision in log.all()}
+    assert measured["mixed-graphs"] == 0.004
+    announced = json.loads(capsys.readouterr().out)
+    assert announced["event"] == "warmed" and announced["problem"] == "no room for 2 graphs"
+
+
+def test_a_shape_is_timed_in_pairs_between_which_nothing_is_under_way() -> None:
+    plan, _ = plan_for(CARD, CONFIG, Limits(), Switches())
+    seconds = iter([9.0, 0.003, 9.0, 0.001, 9.0, 0.002, 9.0, 0.1, 9.0, 0.3])
+    under_way: list[object] = []
+
+    def queue(step: StepBatch) -> Any:
+        handle = SimpleNamespace()
+        under_way.append(handle)
+        handle.result = lambda: (under_way.remove(handle), SimpleNamespace(seconds=next(seconds)))[1]
+        return handle
+
+    def timed() -> tuple[int, float]:
+        timer, num_pauses = timing(queue, step), 0
+        while True:
+            try:
+                next(timer)
+            except StopIteration as ended:
+                return num_pauses, ended.value
+            assert not under_way
+            num_pauses += 1
+
+    step = in_null_block(decode_batch(plan, 4, 128), plan.page_size)
+    assert timed() == (2, 0.002), "the median of those that are queued behind another"
+    assert timed() == (1, 0.2), "long ones once less"
+    assert step.slot_mapping.tolist() == [0, 1, 2, 3] and step.block_tables.min() > 0, "writes alone go elsewhere"
+    assert max(in_null_block(decode_batch(plan, 128, 128), plan.page_size).slot_mapping) < plan.page_size
 
 
 def test_nothing_changes_without_steps_or_with_the_layer_off() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -185,6 +185,21 @@ class Device(Protocol):
         """Free everything. Safe to call twice; nothing works afterwards."""
 
 
+@runtime_checkable
+class PreparingDevice(Protocol):
+    """A device that can serve before all is there that makes its steps quick."""
+
+    prepares_later: bool  # set before `load`, which then leaves to `prepare` what the first steps can do without
+    info: dict[str, Any]  # facts for display, which a part may change
+
+    def prepare(self) -> bool:
+        """Do one part of what `load` left, some milliseconds; True while more is left. No step may be under way: a part uses the
+        buffers of the steps, and the newest step's tokens are lost to the next, so whoever refers to them must have them.
+
+        Raises DeviceMemoryError when there is no memory for it: then no more is done, and steps run as before. Raises DeviceError.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
     """How a device keeps one KV block; blocks pass only between devices of equal format and model."""
@@ -253,6 +268,7 @@ __all__ = [
     "LoadProgress",
     "ModelConfig",
     "Penalties",
+    "PreparingDevice",
     "ProgressFn",
     "SamplingBatch",
     "StepBatch",

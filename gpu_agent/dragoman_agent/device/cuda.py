@@ -25,17 +25,15 @@ from dragoman_agent.device.base import (
     StepBatch,
 )
 from dragoman_agent.device.checks import check_batch, check_loadable
-from dragoman_agent.device.cuda_blocks import CudaBlocks
-from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_float8 import find_scales
 from dragoman_agent.device.cuda_graphs import StepGraphs
 from dragoman_agent.device.cuda_inputs import MixedInputs, Room, Views, mixed_inputs
 from dragoman_agent.device.cuda_make import make_ops
 from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
+from dragoman_agent.device.cuda_prepare import CudaPrepare, is_no_memory
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle, score_hidden
-from dragoman_agent.device.warm_up import decode_batch, prompt_batch, step_seconds, timed_steps, warm_up_batch
 from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.philox import UniformsAhead
 from dragoman_agent.engine.sampler import Sampled, sample_some
@@ -50,12 +48,11 @@ from dragoman_kernels.triton.step_inputs import HEAD_WORDS, StepInputs
 
 log = logging.getLogger(__name__)
 
-_NO_MEMORY = ("out of memory", "ALLOC_FAILED")  # in the words of torch, Triton and cuBLAS
 _RING = 3  # steps whose host buffers may be under way at once
-_HELD = ("_copier", "_graphs", "_mixed_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
+_HELD = ("_left", "_copier", "_graphs", "_mixed_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
 
 
-class CudaDevice(CudaBlocks):
+class CudaDevice(CudaPrepare):
     """Implements Device."""
 
     kind = "cuda"
@@ -88,8 +85,6 @@ class CudaDevice(CudaBlocks):
                 loaded = time.monotonic()
                 self._take_memory(progress)
                 self._warm_up(progress)
-                timed = self._time_steps()
-                prompt_seconds = self._time_prompt()
         except torch.OutOfMemoryError as error:
             raise DeviceError(
                 f"{model.name} does not fit on the GPU: {str(error).splitlines()[0]} "
@@ -109,10 +104,7 @@ class CudaDevice(CudaBlocks):
             "weight_bytes": model.total_bytes,
             "load_seconds": time.monotonic() - started,
             "weights_gb_per_second": round(model.total_bytes / seconds / 1e9, 2),
-            "graph_batch_sizes": self._graphs.sizes,
-            "mixed_graph_tokens": sorted({room.num_tokens for room in self._mixed_graphs.sizes}),
-            "decode_steps": timed,
-            "mixed_step_seconds": prompt_seconds,
+            **self._prepared(),
         }
         if self._cache.scales:
             self.info["kv_scales"] = [list(pair) for pair in self._cache.scales]
@@ -173,54 +165,6 @@ class CudaDevice(CudaBlocks):
         keys, values = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in "kv")
         return PagedCache(keys.view(torch.float8_e4m3fn), values.view(torch.float8_e4m3fn), scales)
 
-    def _warm_up(self, progress: ProgressFn) -> None:
-        """Compile the kernels with a prefill and a decode step, then capture the graphs, largest first."""
-        if isinstance(self._ops, FixedOps):
-            self._ops.check_tiles(self._weights)
-        plan = self._plan
-        # What takes most memory first: the graphs share it.
-        mixed = sorted(Room.all_of(plan, self._ops), reverse=True)
-        sizes = sorted((s for s in plan.graph_batch_sizes if s <= plan.max_num_seqs), reverse=True)
-        total = 2 + len(mixed) + len(sizes)
-        # Long enough for a tile without and one with a mask, so that nothing compiles in a user's step.
-        chunk = min(200, plan.max_batch_tokens, (plan.num_blocks - 1) * plan.page_size - 1)
-        for done, (start, count) in enumerate(((0, chunk), (chunk, 1))):
-            progress(LoadProgress("warmup", done, total, "steps"))
-            with self._runtime.on(self._stream):
-                self._run(warm_up_batch(plan.page_size, start, count)).result()
-        self._runtime.release()  # while a graph is captured nothing can be given back
-        for done, room in enumerate(mixed, 2):
-            progress(LoadProgress("warmup", done, total, "steps"))
-            self._capture_mixed(room)
-        with self._runtime.on(self._stream):
-            self._packed.zero_()  # a step of no rows
-        for done, size in enumerate(sizes, 2 + len(mixed)):
-            progress(LoadProgress("warmup", done, total, "steps"))
-            self._graphs.add(size, partial(self._decode_step, size))
-        self._runtime.release()  # what the first launches took beside the graphs
-        progress(LoadProgress("warmup", total, total, "steps"))
-
-    def _time_steps(self) -> list[tuple[int, int, float]]:
-        """(batch, context, median device seconds) of decode steps, for the step model: under a second in all."""
-        shapes = timed_steps(self._plan) if self._graphs.sizes else []
-        with self._runtime.on(self._stream):
-            return [(*shape, step_seconds(self._run, decode_batch(self._plan, *shape))) for shape in shapes]
-
-    def _time_prompt(self) -> float | None:
-        """Median device seconds of a prompt that fills the graph which the plan predicts, None without one."""
-        if (size := self._plan.mixed_timed()) is None or not self._mixed_graphs.sizes:
-            return None
-        with self._runtime.on(self._stream):
-            return step_seconds(self._run, prompt_batch(self._plan, size))
-
-    def _capture_mixed(self, room: Room) -> None:
-        """Over words that are there while the first layers run, and again at each replay."""
-        inputs = mixed_inputs(warm_up_batch(self._plan.page_size, 0, 1), self._plan, self._ops, (room,))
-        with self._runtime.on(self._stream):
-            views = self._send(inputs, self._slots[0])
-        step = inputs.padded_step(views, self._plan, self._inputs.block_tables)
-        self._mixed_graphs.add(room, partial(self._forward, step))
-
     # Steps.
 
     def submit(self, batch: StepBatch) -> TorchStepHandle:
@@ -245,7 +189,7 @@ class CudaDevice(CudaBlocks):
             raise
         except self._wrong as error:
             what = str(error).partition("\n")[0]
-            if not any(words in what for words in _NO_MEMORY):
+            if not is_no_memory(what):
                 raise DeviceError(f"Step {batch.step} failed on the GPU: {what}") from error
             self._release_unused()
             raise DeviceMemoryError(f"a step of {len(batch.token_ids)} tokens does not fit: {what}") from None

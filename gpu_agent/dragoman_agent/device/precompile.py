@@ -42,13 +42,14 @@ class Compilers:
     def __init__(self, workers: list[subprocess.Popen[str]], marker: Path | None) -> None:
         """`marker` is made when all have done their work, so that the next start need not look; None: not all do."""
         self._workers = workers
+        self._is_complete = marker is not None
         self._marker = marker
         self._begun = time.monotonic()
 
-    def wait(self) -> None:
-        """Until everything is compiled, at most `WAIT_SECONDS`; what then is missing, its first launch compiles."""
+    def wait(self) -> bool:
+        """Until everything is compiled, at most `WAIT_SECONDS`; what then is missing, its first launch compiles. False if so."""
         if not self._workers:
-            return
+            return self._is_complete
         deadline = time.monotonic() + WAIT_SECONDS
         codes = []
         for worker in self._workers:
@@ -61,7 +62,8 @@ class Compilers:
         seconds = time.monotonic() - self._begun
         if any(codes):
             logger.warning("kernels could not all be compiled ahead; they are compiled when first launched")
-            return
+            self._is_complete = False
+            return False
         logger.debug("kernels compiled ahead in %d processes, %.1f s", len(codes), seconds)
         if self._marker is not None:
             try:
@@ -69,6 +71,7 @@ class Compilers:
                 self._marker.touch()
             except OSError as error:
                 logger.debug("cannot note that kernels are compiled: %s", error)
+        return self._is_complete
 
     def close(self) -> None:
         """End what still runs."""
@@ -83,7 +86,7 @@ def start_compilers(model: ModelConfig, plan: Plan, capability: str) -> Compiler
     order = order_of(model, plan, capability)
     done = _cache_dir() / f"dragoman-{_digest(order)}"
     if done.exists():
-        return Compilers([], None)
+        return Compilers([], done)
     marker: Path | None = done
     forms = order["forms"]
     room = free_host_bytes(this_host()) // WORKER_BYTES

@@ -5,6 +5,7 @@ CUDA and ROCm builds of torch share one namespace, the build for Intel's cards h
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -145,15 +146,25 @@ class TorchRuntime:
         torch's own context gives back all memory before each graph, which is then taken anew for the next.
         """
         graph: Any = self.graph_type()
-        with self.on(stream):
-            graph.capture_begin(*(() if pool is None else (pool,)))
-            try:
-                made = work()
-            except BaseException:
-                with suppress(Exception):  # that it was broken off: what broke it off is told
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+        options: dict[str, Any] = {} if pool is None else {"pool": pool}
+        if self.kind != "xpu":  # whose graphs know no modes
+            # While the engine serves, a thread of the KV tiers may pin memory, which would end a capture of every thread.
+            options["capture_error_mode"] = "thread_local"
+        collects = gc.isenabled()
+        gc.disable()  # freeing a pinned buffer records an event, which would become part of the graph
+        try:
+            with self.on(stream):
+                graph.capture_begin(**options)
+                try:
+                    made = work()
+                except BaseException:
+                    with suppress(Exception):  # that it was broken off: what broke it off is told
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
         return graph, made
 
     def pinned(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +13,8 @@ from dragoman_agent.pal.plan import Plan
 
 TIMED_BATCHES = (1, 8, 32, 128, 512)
 TIMED_CONTEXTS = (128, 2048)
-_NUM_TIMED = 4  # steps of each shape, the first of them not counted
-_NUM_TIMED_LONG = 3  # of long steps: how much they differ is a matter of microseconds
+_NUM_TIMED = 3  # steps of each shape that are counted, each behind one that is not
+_NUM_TIMED_LONG = 2  # of long steps: how much they differ is a matter of microseconds
 _LONG_STEP_SECONDS = 5e-3
 
 
@@ -74,15 +74,23 @@ def prompt_batch(plan: Plan, count: int) -> StepBatch:
     return replace(step, sampling=plain)
 
 
-def step_seconds(queue: Callable[[StepBatch], StepHandle], step: StepBatch) -> float:
-    """Median device seconds of `step`, each queued behind the one that is waited for, as in service."""
-    handles = [queue(step)]
+def in_null_block(step: StepBatch, page_size: int) -> StepBatch:
+    """`step` with its K and V written into the null block, which nobody reads: any other may be somebody's."""
+    return replace(step, slot_mapping=np.arange(len(step.slot_mapping), dtype=np.int32) % np.int32(page_size))
+
+
+def timing(queue: Callable[[StepBatch], StepHandle], step: StepBatch) -> Generator[bool, None, float]:
+    """Median device seconds of `step`, each queued behind another one, as in service. Between two pairs True is yielded, so that
+    nobody waits for longer than one; nothing is under way then.
+    """
     seconds: list[float] = []
     while len(seconds) < (_NUM_TIMED_LONG if min(seconds, default=0.0) > _LONG_STEP_SECONDS else _NUM_TIMED):
-        handles.append(queue(step))
-        seconds.append(handles.pop(0).result().seconds)
-    handles.pop().result()
-    return statistics.median(seconds[1:])
+        if seconds:
+            yield True
+        first, second = queue(step), queue(step)
+        first.result()
+        seconds.append(second.result().seconds)
+    return statistics.median(seconds)
 
 
 def warm_up_batch(page_size: int, start: int, count: int) -> StepBatch:

@@ -96,6 +96,7 @@ class EngineCore:
         self._builder = BatchBuilder(plan, vocab_size, samples_late=samples_late)
         self._in_flight: deque[InFlight] = deque()
         self._max_in_flight = 2 if run_ahead else 1
+        self.holds_launches = False  # set by who needs a moment without a step under way
         self._submit_computes = getattr(device, "computes_in_submit", False)
         self._results = StepResults(self.scheduler, self._live, plan.page_size)
         self._trace = trace
@@ -135,6 +136,11 @@ class EngineCore:
         return self.tiers is not None and self.tiers.is_busy
 
     @property
+    def is_stepping(self) -> bool:
+        """Whether steps are under way."""
+        return bool(self._in_flight)
+
+    @property
     def requests(self) -> Mapping[str, Request]:
         """The live requests by id."""
         return self._live.by_id
@@ -172,6 +178,8 @@ class EngineCore:
         if self.tiers is not None:
             self.tiers.turn(now, is_idle=not (self._in_flight or self.scheduler.running))
             self.host_work.done("tiers", begun)
+        if self.holds_launches:
+            return
         flights = self._in_flight
         while len(flights) < self._max_in_flight and not (flights and flights[-1].built.is_serial):
             if not self._launch_step(now):

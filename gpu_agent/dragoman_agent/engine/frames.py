@@ -45,6 +45,7 @@ from dragoman_agent.engine.messages import (
     TierCounts,
     TierReport,
     Tune,
+    Warmed,
 )
 
 MAX_FRAME_BYTES = 64 << 20
@@ -53,7 +54,7 @@ _LENGTH = struct.Struct("<I")
 _TYPES: tuple[type[Any], ...] = (
     Start, StartEmbed, Cancel, Credit, Shutdown, Progress, Ready, Fatal, Step, Delta, Finished, Failed, Embedded,
     Sampling, Stop, Load, LogprobEntry, GrammarSpec, Opened, Tune, ExportBlocks, ImportBlocks, CachedBlock, BlocksExported, BlocksImported, BlocksUsed,
-    BringBlocks, TierCounts, TierReport,
+    BringBlocks, TierCounts, TierReport, Warmed,
 )  # fmt: skip
 _CODES = {cls: code for code, cls in enumerate(_TYPES)}
 _FIELDS = {cls: attrgetter(*(f.name for f in dataclasses.fields(cls))) for cls in _TYPES if dataclasses.fields(cls)}

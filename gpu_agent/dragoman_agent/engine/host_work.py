@@ -30,6 +30,11 @@ class HostWork:
             self._trace.host(part, begun, now)
         return now
 
+    def beside(self, part: str, begun: float) -> None:
+        """`part` took from `begun` to now and is no step's work: it is in the trace alone."""
+        if self._trace is not None:
+            self._trace.host(part, begun, time.perf_counter())
+
     def take(self) -> float:
         """Seconds of work since the last call."""
         seconds, self._seconds = self._seconds, 0.0

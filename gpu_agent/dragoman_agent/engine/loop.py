@@ -28,6 +28,7 @@ from dragoman_agent.engine.messages import (
     StartEmbed,
     Tune,
 )
+from dragoman_agent.engine.preparing import Preparing
 from dragoman_agent.engine.tiers import KvTiers
 
 logger = logging.getLogger(__name__)
@@ -82,8 +83,11 @@ class Connection:
         return messages
 
 
-def run(connection: Connection, core: EngineCore) -> bool:
-    """Serve until Shutdown or until the other end is gone; False when the device failed, which was then said."""
+def run(connection: Connection, core: EngineCore, preparing: Preparing | None = None) -> bool:
+    """Serve until Shutdown or until the other end is gone; False when the device failed, which was then said.
+
+    `preparing`: what the device left for after the start.
+    """
     last_frame = time.monotonic()
     timeout = 0.0
     exchanges: deque[ExportBlocks | ImportBlocks] = deque()
@@ -101,6 +105,8 @@ def run(connection: Connection, core: EngineCore) -> bool:
             ran = core.turn(connection.send)
             if core.tiers is not None:
                 _tell_tiers(connection, core, core.tiers)
+            if preparing is not None and not preparing.turn(connection.send, is_busy=ran or bool(exchanges)):
+                preparing = None
             if connection.num_sent == num_sent and time.monotonic() - last_frame >= TICK_SECONDS:
                 connection.send(core.tick())
             if connection.num_sent > num_sent:
@@ -111,8 +117,8 @@ def run(connection: Connection, core: EngineCore) -> bool:
             connection.send(core.fail_all(reason, f"the device failed in this step: {error}"))
             connection.send(Fatal(int(reason), f"the device failed: {error}"))
             return False
-        if ran or core.has_output or exchanges:
-            timeout = 0.0
+        if ran or core.has_output or exchanges or (preparing is not None and preparing.is_idle):
+            timeout = 0.0  # between two parts that are prepared a command is looked for too
         elif core.is_compiling or core.is_moving:
             timeout = _COMPILING_POLL_SECONDS
         elif core.requests:

@@ -185,6 +185,14 @@ class Ready:
 
 
 @dataclass(slots=True)
+class Warmed:
+    """What the start left for later is done, or ended for `problem`; sent once, by a device that leaves something."""
+
+    info: dict[str, Any]  # what is otherwise than Ready said
+    problem: str = ""
+
+
+@dataclass(slots=True)
 class Fatal:
     """The engine cannot go on; the process ends after this."""
 
@@ -359,5 +367,7 @@ class Step:
 
 
 ToEngine: TypeAlias = Start | StartEmbed | Cancel | Credit | Tune | ExportBlocks | ImportBlocks | BringBlocks | Shutdown
-FromEngine: TypeAlias = Progress | Ready | Fatal | Step | BlocksExported | BlocksImported | BlocksUsed | TierReport
+FromEngine: TypeAlias = (
+    Progress | Ready | Warmed | Fatal | Step | BlocksExported | BlocksImported | BlocksUsed | TierReport
+)
 Message: TypeAlias = ToEngine | FromEngine | Opened | Delta | Finished | Failed | Embedded

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.v1 import error_pb2
 from dragoman_agent.device import Device, DeviceError, open_device
-from dragoman_agent.device.base import LoadProgress
+from dragoman_agent.device.base import LoadProgress, PreparingDevice
 from dragoman_agent.engine.ahead import DeviceImport
 from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.engine.core import EngineCore
@@ -20,6 +20,7 @@ from dragoman_agent.engine.frames import ProtocolError
 from dragoman_agent.engine.local import build_core, warm_up
 from dragoman_agent.engine.loop import Connection, run
 from dragoman_agent.engine.messages import Fatal, Progress, Ready
+from dragoman_agent.engine.preparing import Preparing
 from dragoman_agent.engine.start_times import StartTimes
 from dragoman_agent.engine.trace import TraceWriter
 from dragoman_agent.model.errors import ModelFileError
@@ -65,8 +66,11 @@ def load(
         if progress.phase in ended:
             times.mark(ended.pop(progress.phase))
             if compilers is not None and progress.phase == first_step:
-                compilers.wait()  # the first step launches what they compile
+                all_compiled = compilers.wait()  # the first step launches what they compile
                 times.mark("kernels")
+                if isinstance(device, PreparingDevice):
+                    # A part that compiles would take seconds, and whoever asks meanwhile would wait for it.
+                    device.prepares_later = all_compiled
         elif (progress.phase, progress.done) == ("warmup", progress.total) and "timed steps" not in times.seconds:
             times.mark("graphs")
         connection.send(Progress(progress.phase, progress.done, progress.total, progress.unit))
@@ -110,6 +114,7 @@ def load(
         "model": model.name,
         "weight_bytes": model.total_bytes,
         **getattr(device, "info", {}),
+        "prepares_later": getattr(device, "prepares_later", False),
         "load_seconds": time.monotonic() - begun,
         "start_seconds": times.seconds,
     }
@@ -134,7 +139,7 @@ def serve(stream: socket.socket, config: EngineConfig, times: StartTimes, librar
     gc.collect()
     gc.freeze()
     try:
-        return 0 if run(connection, core) else 1
+        return 0 if run(connection, core, Preparing.of(device, core)) else 1
     except ProtocolError as error:
         logger.error("the rpc process sent something unreadable: %s", error)
         connection.send(Fatal(int(error_pb2.ERROR_REASON_INTERNAL), f"unreadable command: {error}"))

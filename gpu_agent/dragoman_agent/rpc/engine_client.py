@@ -33,6 +33,7 @@ from dragoman_agent.engine.messages import (
     TierReport,
     ToEngine,
     Tune,
+    Warmed,
 )
 from dragoman_agent.engine_process import EngineProcess
 from dragoman_agent.rpc.live_table import NOWHERE, Event, EventSink, Live, LiveTable, OnEnd
@@ -55,6 +56,9 @@ class EngineListener(Protocol):
 
     def engine_ready(self, ready: Ready) -> None:
         """The first step has run."""
+
+    def engine_warmed(self, warmed: Warmed) -> None:
+        """What the start left for later is done, or ended."""
 
     def engine_died(self, reason: int, message: str) -> None:
         """The engine is gone and every live request has got its Failed event. Called once."""
@@ -302,6 +306,8 @@ class EngineClient:
                     self.ready = message
                     self._last_step = time.monotonic()
                     self._listener.engine_ready(message)
+                case Warmed():
+                    self._listener.engine_warmed(message)
                 case Fatal():
                     self._fatal = message
                 case BlocksExported() | BlocksImported():

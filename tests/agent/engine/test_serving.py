@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import socket
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,8 @@ from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine import serving
 from dragoman_agent.engine.config import EngineConfig
-from dragoman_agent.engine.frames import FrameDecoder
-from dragoman_agent.engine.messages import Fatal, Ready
+from dragoman_agent.engine.frames import FrameDecoder, encode
+from dragoman_agent.engine.messages import Fatal, Ready, Shutdown, Step, Warmed
 from dragoman_agent.engine.start_times import StartTimes
 
 CONFIG = EngineConfig("null", "null", default_null_plan(NullModel(), num_blocks=16))
@@ -92,3 +94,44 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
         assert seen == ["weights", "first step"] and "kernels" not in parts
         return
     assert seen == ["compile for 9.0", "weights", "waited", "first step", "closed"] and "kernels" in parts
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_device_leaves_for_later_only_what_compiles_nothing(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """A part that compiles would take seconds, and who asks meanwhile would wait for it."""
+    seen: list[bool] = []
+
+    class Device(NullDevice):
+        prepares_later = False
+        info: dict[str, Any] = {"road": "x"}  # noqa: RUF012
+
+        def load(self, model: Any, plan: Any, progress: Any) -> None:
+            super().load(model, plan, lambda _: None)
+            progress(LoadProgress("warmup", 0, 1, "steps"))
+            seen.append(self.prepares_later)
+
+        def prepare(self) -> bool:
+            self.info = {"road": "x", "decode_steps": [[1, 2, 0.5]]}
+            return False
+
+    workers = SimpleNamespace(wait=lambda: compiled, close=lambda: None)
+    monkeypatch.setattr("dragoman_agent.device.precompile.start_compilers", lambda *_: workers)
+    monkeypatch.setattr(serving, "open_device", lambda *_, **__: Device())
+    monkeypatch.setattr(serving, "open_source", lambda *_: NullModel())
+    config = dataclasses.replace(CONFIG, device="cuda", capability="9.0")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=serving.serve, args=(theirs, config, StartTimes()))
+        thread.start()
+        decoder, messages = FrameDecoder(), []
+        last = Warmed if compiled else Step  # a tick
+        while not any(isinstance(message, last) for message in messages):
+            messages += decoder.feed(ours.recv(1 << 20))
+        ours.sendall(encode(Shutdown()))
+        thread.join(10)
+    assert not thread.is_alive() and seen == [compiled]
+    (ready,) = [message for message in messages if isinstance(message, Ready)]
+    assert ready.info["prepares_later"] is compiled and "decode_steps" not in ready.info
+    assert [m.info for m in messages if isinstance(m, Warmed)] == (
+        [{"decode_steps": [[1, 2, 0.5]]}] if compiled else []
+    )

@@ -19,7 +19,19 @@ from dragoman.v1 import error_pb2, generation_service_pb2
 from dragoman.v1.generation_service_pb2 import GenerateRequest
 from dragoman_agent.config import AgentSettings
 from dragoman_agent.device.null_model import default_null_plan, open_null_model
-from dragoman_agent.engine.messages import Delta, Failed, Finished, LogprobEntry, Progress, Ready, Sampling, Start, Stop
+from dragoman_agent.engine.frames import encode
+from dragoman_agent.engine.messages import (
+    Delta,
+    Failed,
+    Finished,
+    LogprobEntry,
+    Progress,
+    Ready,
+    Sampling,
+    Start,
+    Stop,
+    Warmed,
+)
 from dragoman_agent.engine_process import EngineProcess
 from dragoman_agent.metrics import AgentMetrics
 from dragoman_agent.rpc.convert import fill_response, merge_deltas
@@ -36,6 +48,7 @@ class Listener:
     def __init__(self) -> None:
         self.ready = asyncio.Event()
         self.progress: list[Progress] = []
+        self.warmed: list[Warmed] = []
         self.deaths: list[tuple[int, str]] = []
         self.died = asyncio.Event()
 
@@ -44,6 +57,9 @@ class Listener:
 
     def engine_ready(self, ready: Ready) -> None:
         self.ready.set()
+
+    def engine_warmed(self, warmed: Warmed) -> None:
+        self.warmed.append(warmed)
 
     def engine_died(self, reason: int, message: str) -> None:
         self.deaths.append((reason, message))
@@ -103,6 +119,14 @@ async def test_events_reach_their_sink_and_one_end_is_told(rig: Rig) -> None:
         assert isinstance(sink.events[-1], Finished)
     assert sorted(count for _, count in rig.ends) == [3, 4, 5]
     assert rig.client.num_live_seqs == 0 and not rig.client.live
+
+
+async def test_what_the_start_left_for_later_is_told_once_it_is_done(rig: Rig) -> None:
+    assert not rig.listener.warmed, "the null device leaves nothing"
+    told = Warmed({"decode_steps": [(1, 128, 0.5)]}, "no memory for the rest")
+    rig.client._data_received(encode(told))
+    (heard,) = rig.listener.warmed
+    assert heard == Warmed({"decode_steps": [[1, 128, 0.5]]}, "no memory for the rest") and rig.client.is_serving
 
 
 async def test_detached_request_stays_live_until_the_engine_says_so(rig: Rig) -> None:
