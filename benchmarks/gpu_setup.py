@@ -97,9 +97,10 @@ class Loaded:
         self._source = source
         self._weights: Any = None
 
-    def device(self, plan: Plan) -> CudaDevice:
-        """A device with `plan`; close the one before first."""
+    def device(self, plan: Plan, *, prepares_later: bool = False) -> CudaDevice:
+        """A device with `plan`; close the one before first. `prepares_later`: as in an engine, see PreparingDevice."""
         device = CudaDevice(plan.device_index)
+        device.prepares_later = prepares_later
         with mock.patch.object(cuda, "load_weights", self._hold):
             device.load(self._source, plan, lambda _: None)
         return device

@@ -102,12 +102,12 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
 def test_workers_share_the_forms_and_the_next_start_needs_none(started: list[list[str]], tmp_path: Path) -> None:
     plan = gpu_plan("cuda")
-    precompile.start_compilers(CONFIG, plan, "9.0").wait()
+    assert precompile.start_compilers(CONFIG, plan, "9.0").wait()
     assert len(started) == 4, "one core is left to the engine"
     orders = [json.loads(path.read_text()) for path in tmp_path.glob("*-*") if path.is_file()]
     whole = json.loads(json.dumps(precompile.order_of(CONFIG, plan, "9.0")))
     assert sorted(str(form) for order in orders for form in order["forms"]) == sorted(map(str, whole["forms"]))
-    precompile.start_compilers(CONFIG, plan, "9.0").wait()
+    assert precompile.start_compilers(CONFIG, plan, "9.0").wait()
     assert len(started) == 4
     precompile.start_compilers(CONFIG, plan, "8.0").wait()
     assert len(started) == 8, "another architecture is another cache"
@@ -127,7 +127,7 @@ def test_a_worker_that_fails_costs_only_the_time(
     started: list[list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "code").write_text("3")
-    precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").wait()
+    assert not precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").wait()
     assert "compiled when first launched" in caplog.text
     precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").close()
     assert len(started) == 8, "tried again at the next start"
@@ -140,7 +140,7 @@ def test_a_host_that_gives_no_process_starts_all_the_same(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").wait()
+    assert not precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0").wait()
     assert "Resource temporarily unavailable" in caplog.text and "when first launched" in caplog.text
 
 
@@ -149,5 +149,5 @@ def test_a_worker_that_hangs_is_ended(
 ) -> None:
     monkeypatch.setattr(precompile, "WAIT_SECONDS", 0.0)
     compilers = precompile.start_compilers(CONFIG, gpu_plan("cuda"), "9.0")
-    compilers.wait()
-    compilers.wait()
+    assert not compilers.wait()
+    assert not compilers.wait()
