@@ -65,8 +65,7 @@ class CudaDevice(CudaPrepare):
         self._runtime: Runtime = runtime or open_runtime(self.kind, index)
         self._device = self._runtime.device
         self.errors = self._runtime.errors
-        # What is wrong with the data, and with the device.
-        # Triton and libraries raise RuntimeError for whatever the driver says.
+        # What is wrong with the data, and with the device: torch, Triton and libraries raise RuntimeError for that.
         self._wrong: tuple[type[Exception], ...] = (ValueError, RuntimeError)
         self.info: dict[str, Any] = {}
         self._loaded = self._closed = False

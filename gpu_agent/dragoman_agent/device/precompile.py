@@ -42,14 +42,13 @@ class Compilers:
     def __init__(self, workers: list[subprocess.Popen[str]], marker: Path | None) -> None:
         """`marker` is made when all have done their work, so that the next start need not look; None: not all do."""
         self._workers = workers
-        self._is_complete = marker is not None
         self._marker = marker
         self._begun = time.monotonic()
 
     def wait(self) -> bool:
         """Until everything is compiled, at most `WAIT_SECONDS`; what then is missing, its first launch compiles. False if so."""
         if not self._workers:
-            return self._is_complete
+            return self._marker is not None
         deadline = time.monotonic() + WAIT_SECONDS
         codes = []
         for worker in self._workers:
@@ -62,7 +61,7 @@ class Compilers:
         seconds = time.monotonic() - self._begun
         if any(codes):
             logger.warning("kernels could not all be compiled ahead; they are compiled when first launched")
-            self._is_complete = False
+            self._marker = None
             return False
         logger.debug("kernels compiled ahead in %d processes, %.1f s", len(codes), seconds)
         if self._marker is not None:
@@ -71,7 +70,7 @@ class Compilers:
                 self._marker.touch()
             except OSError as error:
                 logger.debug("cannot note that kernels are compiled: %s", error)
-        return self._is_complete
+        return self._marker is not None
 
     def close(self) -> None:
         """End what still runs."""

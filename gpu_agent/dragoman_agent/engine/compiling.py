@@ -56,7 +56,7 @@ class CompilingRequests:
 
 
 def _outcome(future: Future[CompiledGrammar]) -> CompiledGrammar | GrammarError:
-    if future.cancel():
+    if future.cancel():  # no thread has begun it
         return GrammarsBusyError("hard grammars of other requests are being compiled; try again in some seconds")
     if not future.done():
         return GrammarError(f"compiling takes over {COMPILE_SECONDS:g} s; make it smaller")

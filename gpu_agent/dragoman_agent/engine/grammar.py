@@ -36,7 +36,8 @@ _NUM_THREADS = 2
 _MAX_THREADS = 8
 _HELD_UP_SECONDS = 0.25  # a thread that is at one grammar for longer is not counted on: another takes its place
 _NUM_TRIED_TOKENS = 3
-_NUM_TRUSTED_STEPS = 64  # after one of many forms that was slow through none of them
+# Steps of many forms that are not timed, after one that was slow although no form alone was.
+_NUM_TRUSTED_STEPS = 64
 _NO_TEXT = "no text can have this form; check it for parts that contradict each other"
 
 

@@ -54,11 +54,9 @@ def embedded_target(cache_dir: Path) -> Path:
 def fetch_command(cache_dir: Path) -> str:
     """What puts the embedded model into `cache_dir`, which it names where it is not the one that commands use anyway."""
     command = "dragoman models fetch embedded"
-    return (
-        command
-        if cache_dir == default_cache_dir(os.environ)
-        else f"{command} --cache-dir {shlex.quote(str(cache_dir))}"
-    )
+    if cache_dir == default_cache_dir(os.environ):
+        return command
+    return f"{command} --cache-dir {shlex.quote(str(cache_dir))}"
 
 
 def embedded_path(cache_dir: Path) -> Path:
@@ -70,11 +68,8 @@ def embedded_path(cache_dir: Path) -> Path:
         what, remedy = "the embedded model has not been fetched", f"run `{fetch_command(cache_dir)}`"
         raise ModelFileError(path, what, remedy) from None
     except OSError as error:
-        what, remedy = (
-            f"cannot be reached ({error.strerror or error})",
-            "check the rights, or name another cache folder",
-        )
-        raise ModelFileError(path, what, remedy) from None
+        what = f"cannot be reached ({error.strerror or error})"
+        raise ModelFileError(path, what, "check the rights, or name another cache folder") from None
     if num_bytes != EMBEDDED_BYTES:
         raise ModelFileError(
             path,

@@ -114,9 +114,8 @@ class Plan:
     memory: tuple[MemoryLine, ...]
     step_model: StepModel
     graph_batch_sizes: tuple[int, ...] = ()  # decode batches with a captured graph; empty where a device has none
-    mixed_graph_tokens: tuple[
-        int, ...
-    ] = ()  # steps with prompts that have one, by the tokens they are padded to; rising
+    # Steps with prompts that have a captured graph, by the tokens they are padded to; rising.
+    mixed_graph_tokens: tuple[int, ...] = ()
     device_index: int = 0  # among devices of its kind
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
     prefill_attention: PrefillAttention | None = None
@@ -154,13 +153,17 @@ class Plan:
 
     def mixed_timed(self) -> int | None:
         """Tokens of the graph with prompts that is timed, None without any."""
-        sizes = self.mixed_graph_tokens
-        return next((size for size in sizes if size >= MIXED_TIMED_TOKENS), sizes[-1] if sizes else None)
+        return mixed_timed(self.mixed_graph_tokens)
 
     def digest(self) -> bytes:
         """SHA-256 over the choices that decide which tokens come out; equal digests mean equal choices."""
         chosen = {name: value for name, value in asdict(self).items() if name not in _NOT_IN_DIGEST}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).digest()
+
+
+def mixed_timed(tokens: Sequence[int]) -> int | None:
+    """Which of `tokens`, rising, is predicted and timed: the first that holds such a step, else the largest."""
+    return next((size for size in tokens if size >= MIXED_TIMED_TOKENS), tokens[-1] if tokens else None)
 
 
 def mixed_graph_sizes(tokens: Sequence[int], max_num_seqs: int) -> list[tuple[int, int]]:

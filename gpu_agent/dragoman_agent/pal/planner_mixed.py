@@ -8,7 +8,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import profile_inputs
-from dragoman_agent.pal.plan import MIXED_TIMED_TOKENS, PrefillAttention, mixed_graph_sizes
+from dragoman_agent.pal.plan import PrefillAttention, mixed_graph_sizes, mixed_timed
 from dragoman_agent.pal.planner_batch import GRAPH_NODE_BYTES, StepShape
 from dragoman_agent.pal.planner_memory import token_bytes
 from dragoman_agent.pal.profile import Profile
@@ -57,7 +57,7 @@ def choose_mixed_graphs(
         else f"no step is both surely shorter than the {1e3 * handover:.1f} ms in which the host hands it over and small enough to keep"
     )
     names = ("scheduling.host_launch", "memory.read_bandwidth", "scheduling.phase", "memory.free")
-    timed = next((size for size in sizes if size >= MIXED_TIMED_TOKENS), sizes[-1] if sizes else None)
+    timed = mixed_timed(sizes)
     words = ", ".join(map(str, sizes)) or "none"
     predicted = seconds[timed] if timed else None
     return sizes, Decision(subject, words, reason, profile_inputs(profile, *names), candidates, predicted, unit="s")
