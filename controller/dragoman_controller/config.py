@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dragoman.address import address_problem, is_loopback
+from dragoman.address import MAX_PORT, address_problem, is_loopback
 
 _CELL = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def check(settings: ControllerSettings) -> None:
         raise ValueError(f"--advertise {settings.advertise!r} {problem}")
     for endpoint in settings.etcd:
         host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) <= _MAX_PORT or "/" in endpoint:
+        if not host or not port.isdigit() or not 0 < int(port) <= MAX_PORT or "/" in endpoint:
             raise ValueError(f"--etcd {endpoint!r} is no host:port: give each server as one, without http://")
         if not is_loopback(host.strip("[]")) and settings.etcd_ca is None:
             raise ValueError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dragoman.address import address_problem, is_loopback
+from dragoman.address import MAX_PORT, address_problem, is_loopback
 from dragoman.limits import MAX_AGENT_ID_BYTES
 
 
@@ -20,7 +20,6 @@ _AGENT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _MODEL, _DEVICE, _PLAN, _NETWORK, _LIFE = "model", "device", "planning", "network", "process"
 _ON_OFF = ("on", "off")
 _MAX_MODEL_NAME_BYTES = 128  # what a controller takes as the name of a model
-_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +264,7 @@ def settings_problem(settings: AgentSettings) -> str:
         )
     for address in settings.controllers:
         host, _, port = address.removeprefix("dns:").rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) <= _MAX_PORT:
+        if not host or not port.isdigit() or not 0 < int(port) <= MAX_PORT:
             return f"--controllers {address!r} is no host:port, nor dns:NAME:PORT for every address of a name"
     for name in settings.served_model_name:
         if not name.isprintable() or len(name.encode(errors="replace")) > _MAX_MODEL_NAME_BYTES:
