@@ -26,7 +26,7 @@ DEFAULT_CONTROLLER = "127.0.0.1:50050"
 
 @app.command()
 def explain(
-    settings: typer.Context,
+    ctx: typer.Context,
     why: Annotated[str, typer.Option("--why", help="One subject, such as page-size, with its history.")] = "",
     agent: Annotated[
         str, typer.Option("--agent", envvar="DRAGOMAN_AGENT", help="Address of a running agent.")
@@ -66,35 +66,26 @@ def explain(
                 remedy="ask for one of the two",
                 exit_code=2,
             )
-        refuse_typed(settings, ("agent", "agent_id"), "a placement is explained by the controller")
+        refuse_typed(ctx, ("agent", "agent_id"), "a placement is explained by the controller")
         explain_request(request_id, controller, as_json)
         return
-    offline = bool(profile or model)
-    if offline:
-        refuse_typed(settings, ("agent", "agent_id", "controller"), "nobody is asked for a plan that is made here")
-    else:
-        refuse_typed(settings, ("controller",), "only --request asks the controller")
-    if offline and not model:
-        raise Failure("--profile alone is no plan", "a plan is of a model", "add --model NAME", exit_code=2)
-    if not offline and (context or concurrency or deterministic or kv_dtype != "auto" or pal != "on"):
-        raise Failure(
-            "--context, --concurrency, --kv-dtype, --deterministic and --pal belong to a plan made here",
-            "a running agent has its own",
-            "add --model NAME, or leave them out",
-            exit_code=2,
-        )
-    if offline:
+    if profile or model:
+        refuse_typed(ctx, ("agent", "agent_id", "controller"), "nobody is asked for a plan that is made here")
         request = Request(
             profile, model, context, concurrency, switches={"pal": pal}, cache_dir=cache_dir,
             deterministic=deterministic, kv_dtype=kv_dtype,
         )  # fmt: skip
-        planned = plan_offline(request, "dragoman explain")
-        if planned.outlook.plan is None:
-            help_ = "; ".join(planned.outlook.changes)
-            raise Failure(f"there is no plan to explain: {planned.outlook.problem}", remedy=help_)
-        held = planned.to_message()
+        held = _plan(request)
     else:
-        _check_agent(settings, agent)
+        refuse_typed(ctx, ("controller",), "only --request asks the controller")
+        if context or concurrency or deterministic or kv_dtype != "auto" or pal != "on":
+            raise Failure(
+                "--context, --concurrency, --kv-dtype, --deterministic and --pal belong to a plan made here",
+                "a running agent has its own",
+                "add --model NAME, or leave them out",
+                exit_code=2,
+            )
+        _check_agent(ctx, agent)
         held = asyncio.run(_ask(agent, agent_id))
     decisions = _about(why, held.decisions)
     if as_json:
@@ -103,14 +94,25 @@ def explain(
         _show(held, decisions)
 
 
-def _check_agent(settings: typer.Context, agent: str) -> None:
+def _plan(request: Request) -> Any:
+    """The plan and decisions of a plan made here. Raises Failure."""
+    if not request.model:
+        raise Failure("--profile alone is no plan", "a plan is of a model", "add --model NAME", exit_code=2)
+    planned = plan_offline(request, "dragoman explain")
+    if planned.outlook.plan is None:
+        remedy = "; ".join(planned.outlook.changes)
+        raise Failure(f"there is no plan to explain: {planned.outlook.problem}", remedy=remedy)
+    return planned.to_message()
+
+
+def _check_agent(ctx: typer.Context, agent: str) -> None:
     """Refuses what could not be dialled, and an id that nothing would be held against. Raises Failure."""
     from dragoman.address import address_problem
     from dragoman.tls import environment_credentials
 
     if problem := address_problem(agent):
         raise Failure(f"--agent: the address {agent!r} {problem}", exit_code=2)
-    if is_typed(settings, "agent_id") and environment_credentials() is None:
+    if is_typed(ctx, "agent_id") and environment_credentials() is None:
         raise Failure(
             "--agent-id has no effect without TLS",
             "it is held against the agent's certificate, and there is none",
