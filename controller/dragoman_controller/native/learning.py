@@ -15,6 +15,10 @@ from dragoman_controller.tuples import new
 _OUTCOME = struct.Struct("<15d2q")
 _VERDICT, _LESSON, _TAUGHT = (struct.Struct(f"<{count}d") for count in (27, 10, 8))
 _NUM_TOLD = _VERDICT.size // 8
+# Where a verdict has the quantiles of all requests and of those of one length, behind nine words of what was judged.
+(_TTFT_ALL, _TPOT_ALL, _FINISH_ALL, _TTFT_OWN, _TPOT_OWN, _FINISH_OWN) = (
+    slice(start, start + 3) for start in range(9, _NUM_TOLD, 3)
+)
 _NOTHING = 0.0
 
 
@@ -51,9 +55,9 @@ class _NativeAgentQuotes(AgentQuotes):
         prompt, output = lengths
         (ttft_own, tpot_own, finish_own), told = self._own, self._told
         return (
-            ttft_own[prompt] or new(Quantiles, told[9:12]),
-            tpot_own[output] or new(Quantiles, told[12:15]),
-            finish_own[output] or new(Quantiles, told[15:18]),
+            ttft_own[prompt] or new(Quantiles, told[_TTFT_ALL]),
+            tpot_own[output] or new(Quantiles, told[_TPOT_ALL]),
+            finish_own[output] or new(Quantiles, told[_FINISH_ALL]),
         )
 
     def judge(
@@ -75,11 +79,11 @@ class _NativeAgentQuotes(AgentQuotes):
         prompt, output = lengths
         ttft_own, tpot_own, finish_own = self._own
         if own0:
-            ttft_own[prompt] = new(Quantiles, told[18:21])
+            ttft_own[prompt] = new(Quantiles, told[_TTFT_OWN])
         if own1:
-            tpot_own[output] = new(Quantiles, told[21:24])
+            tpot_own[output] = new(Quantiles, told[_TPOT_OWN])
         if own2:
-            finish_own[output] = new(Quantiles, told[24:])
+            finish_own[output] = new(Quantiles, told[_FINISH_OWN])
         judgements = []
         if e0 >= 0.0:
             judgements.append(new(Judgement, ("time_to_first_token", e0, i0 != 0.0)))
