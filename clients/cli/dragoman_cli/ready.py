@@ -60,16 +60,20 @@ class Proof:
     chat_problem: str = ""  # why the model takes plain prompts only, as one without a chat template does
 
 
+def _asked(message: str, with_chat: bool) -> tuple[str, dict[str, Any]]:
+    """The path that answers, and what it is asked: `message` in a chat, else a plain prompt."""
+    if with_chat:
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": message}]}
+    return "/v1/completions", {"prompt": _PROMPT}
+
+
 def build_curl(http_url: str, model: str, *, with_key: bool = False, with_chat: bool = True) -> str:
     """A command to paste that streams an answer. A key is named by its variable, never shown."""
-    asked: dict[str, Any] = (
-        {"messages": [{"role": "user", "content": "Hello! Who are you?"}]} if with_chat else {"prompt": _PROMPT}
-    )
+    path, asked = _asked("Hello! Who are you?", with_chat)
     body = {"model": model, **asked, "max_tokens": 64, "stream": True}
     key = ' -H "Authorization: Bearer $DRAGOMAN_API_KEY"' if with_key else ""
     data = shlex.quote(json.dumps(body))
-    path = "chat/completions" if with_chat else "completions"
-    return f"curl -sN {http_url}/v1/{path} -H 'Content-Type: application/json'{key} -d {data}"
+    return f"curl -sN {http_url}{path} -H 'Content-Type: application/json'{key} -d {data}"
 
 
 async def prove_token(host: str, port: int, model: str, api_key: str = "") -> Proof:
@@ -101,16 +105,14 @@ async def prove_token(host: str, port: int, model: str, api_key: str = "") -> Pr
 
 
 def _ask(host: str, port: int, model: str, api_key: str, timeout: float, with_chat: bool) -> tuple[int, dict[str, Any]]:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]} if with_chat else {"prompt": _PROMPT}
+    path, asked = _asked("Hi", with_chat)
     body = {"model": model, **asked, "max_tokens": 1, "temperature": 0}
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     connection = http.client.HTTPConnection(host, port, timeout=max(timeout, 0.1))
     try:
-        connection.request(
-            "POST", "/v1/chat/completions" if with_chat else "/v1/completions", json.dumps(body), headers
-        )
+        connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         answer = json.loads(response.read() or b"{}")
         return response.status, answer if isinstance(answer, dict) else {}
