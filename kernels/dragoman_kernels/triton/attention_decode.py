@@ -132,7 +132,8 @@ def paged_decode_attention(
     """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim], `out` where given.
 
     `q` [num_seqs, num_heads, head_dim]; caches [num_blocks, num_kv_heads, page, head_dim]; `block_tables`
-    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row, whose result is 0. `num_splits` is a power of two.
+    [num_seqs, max_num_blocks] int32; `context_lens` [num_seqs] int32, 0 for a padding row, whose result is 0.
+    `num_splits` is a power of two.
     A tile has `block_n` keys, of one page or of several. Which launch is quickest is the plan's business: the defaults
     are only ones that run on every architecture. Caches in float8_e4m3fn are times `key_scale` and `value_scale`.
     """

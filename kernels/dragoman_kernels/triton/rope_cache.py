@@ -92,7 +92,8 @@ def rope_and_cache(
 
     `qkv` [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; caches [num_blocks, num_kv_heads, page, head_dim];
     `cos` and `sin` [max_position, head_dim / 2] float32, the half-split form; `slots` are block * page + offset. Caches in
-    float8_e4m3fn take k over `key_scale` and v over `value_scale`, cut to what they hold. A program has `program_heads`, a power of two, of q, k and v together.
+    float8_e4m3fn take k over `key_scale` and v over `value_scale`, cut to what they hold. A program has
+    `program_heads`, a power of two, of q, k and v together.
     """
     _, num_kv_heads, page, head_dim = k_cache.shape
     num_tokens = qkv.shape[0]

@@ -221,13 +221,13 @@ def check_norm(device, dtype, width) -> float:
     return max(plain, fused, error(residual, summed))
 
 
-def check_activation(device, dtype, width) -> float:
+def check_activation(device, dtype, width, **launch) -> float:
     x = torch.randn((3, 2 * width), generator=torch.Generator().manual_seed(6)).to(device, dtype)
     gate, up = x.double().chunk(2, -1)
-    return error(silu_mul(x), torch.nn.functional.silu(gate) * up)
+    return error(silu_mul(x, **launch), torch.nn.functional.silu(gate) * up)
 
 
-def check_rope(device, dtype, heads, kv_heads, dim, page, norm) -> float:
+def check_rope(device, dtype, heads, kv_heads, dim, page, norm, **launch) -> float:
     generator = torch.Generator().manual_seed(8)
     tokens, blocks = 6, 4
     qkv = torch.randn((tokens, (heads + 2 * kv_heads) * dim), generator=generator).to(device, dtype)
@@ -238,7 +238,7 @@ def check_rope(device, dtype, heads, kv_heads, dim, page, norm) -> float:
     positions = torch.tensor([0, 1, 5, 9, 33, 63], dtype=torch.int32, device=device)
     slots = torch.randperm(blocks * page, generator=generator)[:tokens].int().to(device)
     weights = [torch.randn(dim, generator=generator).to(device, dtype) for _ in range(2)] if norm else [None, None]
-    q = rope_and_cache(qkv, k_cache, v_cache, cos, sin, positions, slots, heads, *weights)
+    q = rope_and_cache(qkv, k_cache, v_cache, cos, sin, positions, slots, heads, *weights, **launch)
     parts = qkv.double().view(tokens, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
     expected = []
     for part, weight in zip(parts[:2], weights, strict=True):
@@ -358,7 +358,9 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
     checks: dict[str, Callable[[], float]] = {
         "norm-576": lambda: check_norm(device, dtype, 576),
         "silu-1536": lambda: check_activation(device, dtype, 1536),
+        "silu-1536-block512": lambda: check_activation(device, dtype, 1536, block=512, num_warps=2),
         "rope-9x3x64": lambda: check_rope(device, dtype, 9, 3, 64, 16, False),
+        "rope-9x3x64-heads4": lambda: check_rope(device, dtype, 9, 3, 64, 16, False, program_heads=4, num_warps=2),
         "rope-norm-4x2x128": lambda: check_rope(device, dtype, 4, 2, 128, 16, True),
         "rope-2x1x80": lambda: check_rope(device, dtype, 2, 1, 80, 16, False),
         "decode-one": lambda: check_decode(device, dtype, [1], 2, 1, 64, 64, 1),
