@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import DragomanError
+from dragoman.limits import MAX_ID_BYTES
 from dragoman.v1 import error_pb2
-from dragoman_controller.requests import MAX_ID_BYTES, Priority
+from dragoman_controller.requests import Priority
 
 MAX_QUEUE_LIMIT = 1_000_000
 MAX_NUM_TENANTS = 10_000

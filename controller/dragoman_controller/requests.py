@@ -8,13 +8,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_EMBED_TOKENS, MAX_NUM_CHOICES, MAX_NUM_INPUTS, MAX_RESUMES
+from dragoman.limits import MAX_EMBED_TOKENS, MAX_ID_BYTES, MAX_NUM_CHOICES, MAX_NUM_INPUTS, MAX_RESUMES
 from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman.v1 import error_pb2
 from dragoman_controller.agent_view import Shape
 from dragoman_controller.tuples import new
 
-MAX_ID_BYTES = 128
 DIGEST_BYTES = 32
 # English text runs at about four bytes a token; used only to predict where the client has no tokenizer.
 BYTES_PER_TOKEN_GUESS = 4.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.address import MAX_PORT, address_problem, is_loopback
-from dragoman.limits import MAX_AGENT_ID_BYTES
+from dragoman.limits import MAX_AGENT_ID_BYTES, MAX_ID_BYTES
 
 
 def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
@@ -19,7 +19,6 @@ def _about(help: str, *, group: str, **metadata: Any) -> dict[str, Any]:
 _AGENT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _MODEL, _DEVICE, _PLAN, _NETWORK, _LIFE = "model", "device", "planning", "network", "process"
 _ON_OFF = ("on", "off")
-_MAX_MODEL_NAME_BYTES = 128  # what a controller takes as the name of a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +266,8 @@ def settings_problem(settings: AgentSettings) -> str:
         if not host or not port.isdigit() or not 0 < int(port) <= MAX_PORT:
             return f"--controllers {address!r} is no host:port, nor dns:NAME:PORT for every address of a name"
     for name in settings.served_model_name:
-        if not name.isprintable() or len(name.encode(errors="replace")) > _MAX_MODEL_NAME_BYTES:
-            return f"--served-model-name {name[:80]!r} must be printable and at most {_MAX_MODEL_NAME_BYTES} bytes long"
+        if not name.isprintable() or len(name.encode(errors="replace")) > MAX_ID_BYTES:
+            return f"--served-model-name {name[:80]!r} must be printable and at most {MAX_ID_BYTES} bytes long"
     if settings.advertise and (problem := address_problem(settings.advertise)):
         return f"--advertise {settings.advertise!r} {problem}"
     if len(settings.agent_id) > MAX_AGENT_ID_BYTES or not _AGENT_ID.fullmatch(settings.agent_id or "default"):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
+from dragoman.limits import MAX_ID_BYTES
 from dragoman_gateway.errors import ApiError
 
 TENANT_HEADER = "x-dragoman-tenant"
-MAX_TENANT_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,10 +45,10 @@ def tenant_of(key_tenant: str, headers: Headers) -> str:
     The header is believed from whoever may use the gateway without a key of its own tenant: a proxy that knows its users.
     """
     asked = headers.get(TENANT_HEADER, "")
-    if len(asked.encode()) > MAX_TENANT_BYTES or not asked.isprintable():
+    if len(asked.encode()) > MAX_ID_BYTES or not asked.isprintable():
         raise ApiError(
             400,
-            f"{TENANT_HEADER} must be printable and at most {MAX_TENANT_BYTES} bytes long; it has {len(asked.encode())}",
+            f"{TENANT_HEADER} must be printable and at most {MAX_ID_BYTES} bytes long; it has {len(asked.encode())}",
             code="invalid_tenant",
             param=TENANT_HEADER,
         )
@@ -78,9 +78,9 @@ def read_keys(api_key: str, path: Path | None) -> ApiKeys:
         if not words:
             continue
         tenant = words[1] if len(words) == 2 else ""
-        if len(words) > 2 or len(tenant.encode()) > MAX_TENANT_BYTES or not tenant.isprintable():
+        if len(words) > 2 or len(tenant.encode()) > MAX_ID_BYTES or not tenant.isprintable():
             raise ValueError(
-                f"--api-key-file {path}:{number}: expected a key, and maybe its tenant of at most {MAX_TENANT_BYTES} bytes"
+                f"--api-key-file {path}:{number}: expected a key, and maybe its tenant of at most {MAX_ID_BYTES} bytes"
             )
         if found.get(key := words[0].encode(), tenant) != tenant:
             raise ValueError(f"--api-key-file {path}:{number}: the key is above with another tenant; give each its own")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MAX_RESUMES = 3  # of one stream
+MAX_ID_BYTES = 128  # of the id of a request, and of the name of a tenant or a model
 MAX_NUM_CHOICES = 128
 MAX_NUM_INPUTS = 2048  # of one embedding request
 MAX_EMBED_TOKENS = (1 << 21) - 1  # over all of them: as many as a ticket of usual size can say

@@ -11,8 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from dragoman.limits import MAX_ID_BYTES
 from dragoman.prefix_hash import UNIT_TOKENS
-from dragoman_controller.requests import MAX_ID_BYTES, Priority
+from dragoman_controller.requests import Priority
 
 MAX_NUM_REQUESTS = 10_000_000
 NO_PREFIX = -1

@@ -11,7 +11,7 @@ from typing import NoReturn
 from google.protobuf import duration_pb2
 
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_NUM_CHOICES, MAX_RESUMES
+from dragoman.limits import MAX_ID_BYTES, MAX_NUM_CHOICES, MAX_RESUMES
 from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2
 from dragoman_agent.engine.messages import Sampling, Start, Stop
 from dragoman_agent.rpc.constraints import EncodeWord, bad_word_ids, cannot_encode, grammar_spec, num_prompt_logprobs
@@ -22,7 +22,6 @@ from dragoman_text import validate_stops
 MAX_NUM_LOGPROBS = 20
 MAX_NUM_LOGIT_BIAS = 4096
 MAX_NUM_STOP_TOKEN_IDS = 1024
-MAX_ID_BYTES = 128
 MAX_CACHE_SALT_CHARS = 256
 MAX_DEADLINE_SECONDS = 30 * 86400.0
 DEFAULT_CREDIT = 256
