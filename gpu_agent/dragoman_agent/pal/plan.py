@@ -148,8 +148,7 @@ class Plan:
 
     def mixed_decode(self, num_seqs: int) -> DecodeAttention:
         """The decode attention in a graph of steps with prompts and `num_seqs` sequences at most."""
-        is_few = num_seqs <= MIXED_FEW_SEQS and not self.deterministic
-        return self.decode_for(max(num_seqs // 2, 1) if is_few else num_seqs)
+        return mixed_decode(self.decode_attention, num_seqs, deterministic=self.deterministic)
 
     def mixed_timed(self) -> int | None:
         """Tokens of the graph with prompts that is timed, None without any."""
@@ -170,6 +169,12 @@ def mixed_graph_sizes(tokens: Sequence[int], max_num_seqs: int) -> list[tuple[in
     """(tokens, sequences) of each graph of steps with prompts, rising."""
     sizes = {(num, min(num, most, max_num_seqs)) for num in tokens for most in (MIXED_FEW_SEQS, max_num_seqs)}
     return sorted(sizes)
+
+
+def mixed_decode(buckets: Sequence[DecodeAttention], num_seqs: int, *, deterministic: bool) -> DecodeAttention:
+    """See Plan.mixed_decode."""
+    is_few = num_seqs <= MIXED_FEW_SEQS and not deterministic
+    return decode_for(buckets, max(num_seqs // 2, 1) if is_few else num_seqs)
 
 
 def decode_for(buckets: Sequence[DecodeAttention], num_seqs: int) -> DecodeAttention:

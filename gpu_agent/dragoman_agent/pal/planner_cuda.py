@@ -292,6 +292,7 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int)
         chosen.context,
         chosen.page_size,
         chosen.mixed_graphs,
+        deterministic=bool(chosen.gemm_fixed),
     )
     if chosen.gemm_fixed:
         workspace += fixed_parts_bytes(model, chosen.decode.attention, chosen.num_seqs, chosen.context)

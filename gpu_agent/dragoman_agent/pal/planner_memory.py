@@ -10,7 +10,7 @@ from dragoman_agent.pal.changes import Growth, MemoryNeed, Options, Part, bytes_
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import Limits, PlanError, need, optional, profile_inputs
 from dragoman_agent.pal.needs import known_models
-from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, decode_for, mixed_graph_sizes
+from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, decode_for, mixed_decode, mixed_graph_sizes
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import Rates
 from dragoman_agent.pal.switches import Switches
@@ -46,7 +46,9 @@ def workspace_bytes(
     num_seqs: int,
     context: int,
     page: int,
-    mixed_graphs: tuple[int, ...] = (),
+    mixed_graphs: tuple[int, ...],
+    *,
+    deterministic: bool,
 ) -> int:
     """Buffers of a step: activations of a whole chunk, logits and sampling, parts of attention, tables and rotation."""
     activations = batch_tokens * token_bytes(model)
@@ -54,7 +56,9 @@ def workspace_bytes(
     batches = {*(min(one.max_batch, num_seqs) for one in attention), num_seqs}
     parts = max(batch * decode_for(attention, batch).num_splits for batch in batches)
     mixed = {seqs for _, seqs in mixed_graph_sizes(mixed_graphs, num_seqs)}
-    parts = max(parts, *(seqs * decode_for(attention, max(seqs // 2, 1)).num_splits for seqs in mixed), 0)
+    parts = max(
+        parts, *(seqs * mixed_decode(attention, seqs, deterministic=deterministic).num_splits for seqs in mixed), 0
+    )
     partial = 4 * parts * model.num_heads * (model.head_dim + 1)
     tables = 4 * (2 * num_seqs * (-(-context // page) + 1) + _TOKEN_WORDS * batch_tokens)
     return activations + sampling + partial + tables + 4 * context * model.head_dim
