@@ -116,7 +116,7 @@ def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Roo
     sampling = batch.sampling
     draws = uniforms(sampling.seeds, sampling.choices, sampling.cursors)
     rows: dict[str, npt.NDArray[Any]] = {
-        "uniforms": draws.view(np.int32),  # first: float64 must lie on 8 bytes
+        "uniforms": draws.view(np.int32),  # first, or behind `space`: float64 must lie on 8 bytes
         "last": np.concatenate((last, batch.score_rows)).astype(np.int32),
         "temperatures": sampling.temperatures.view(np.int32),
         "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
