@@ -48,7 +48,7 @@ class _Variant:
 
 @app.command()
 def simulate(
-    context: typer.Context,
+    ctx: typer.Context,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", help="JSONL, one request a line; left out, requests are drawn from --seed."),
@@ -108,14 +108,7 @@ def simulate(
 ) -> None:
     """Run admission, placement and quotes against simulated agents in virtual time; compare policies and placements."""
     require_extras("controller", purpose="dragoman simulate")
-    if trace is not None:
-        refuse_typed(context, _DRAWN, "requests come from --trace, none are drawn")
-    if rate is not None:
-        refuse_typed(context, ("load",), "--rate says how many requests come")
-    if fleet:
-        refuse_typed(context, ("agents", "spread"), "the agents are those of --fleet")
-    else:
-        refuse_typed(context, ("model",), "no card is planned without --fleet")
+    _refuse_without_effect(ctx, is_traced=trace is not None, has_rate=rate is not None, has_fleet=bool(fleet))
     from dragoman_controller.simulate.cell_run import CellSettings
     from dragoman_controller.simulate.faults import parse_fault
     from dragoman_controller.simulate.report import figures
@@ -233,6 +226,18 @@ def _burst(text: str) -> tuple[int, float]:
     if found[0] < 1 or not 0 <= found[1] < float("inf"):
         raise ValueError(f"--burst {text!r}: write COUNT@SECONDS, such as 5000@10")
     return found
+
+
+def _refuse_without_effect(ctx: typer.Context, *, is_traced: bool, has_rate: bool, has_fleet: bool) -> None:
+    """Raises Failure for an option beside others that leave it nothing to do."""
+    if is_traced:
+        refuse_typed(ctx, _DRAWN, "requests come from --trace, none are drawn")
+    if has_rate:
+        refuse_typed(ctx, ("load",), "--rate says how many requests come")
+    if has_fleet:
+        refuse_typed(ctx, ("agents", "spread"), "the agents are those of --fleet")
+    else:
+        refuse_typed(ctx, ("model",), "no card is planned without --fleet")
 
 
 @contextmanager
