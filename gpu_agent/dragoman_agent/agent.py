@@ -203,9 +203,11 @@ class Agent:
         self._announce("ready", info=info)
 
     def engine_warmed(self, warmed: Warmed) -> None:
-        """The steps that the start left for later are timed: the step model that the controllers were told is made anew."""
+        """What the start left for later is there, or has a problem. Where steps were timed, the step model is made anew."""
         self._take_timed(warmed.info)
         logger.info("warmed up: %s", json.dumps(warmed.info))
+        if warmed.problem:
+            logger.warning("not all is made that makes steps quick: %s", warmed.problem)
         self._announce("warmed", info=warmed.info, problem=warmed.problem)
 
     def _take_timed(self, info: dict[str, Any]) -> None:

@@ -189,7 +189,8 @@ class Device(Protocol):
 class PreparingDevice(Protocol):
     """A device that can serve before all is there that makes its steps quick."""
 
-    prepares_later: bool  # set before `load`, which then leaves to `prepare` what the first steps can do without
+    # What the first steps can do without is left to `prepare`: set at the latest when `load` reports the phase of its first step.
+    prepares_later: bool
     info: dict[str, Any]  # facts for display, which a part may change
 
     def prepare(self) -> bool:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 
 from dragoman_agent.device.base import (
     DeviceError,
-    DeviceMemoryError,
     LoadProgress,
     ProgressFn,
     SamplingBatch,
@@ -30,7 +28,7 @@ from dragoman_agent.device.cuda_graphs import StepGraphs
 from dragoman_agent.device.cuda_inputs import MixedInputs, Room, Views, mixed_inputs
 from dragoman_agent.device.cuda_make import make_ops
 from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
-from dragoman_agent.device.cuda_prepare import CudaPrepare, is_no_memory
+from dragoman_agent.device.cuda_prepare import CudaPrepare
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle, score_hidden
@@ -178,20 +176,10 @@ class CudaDevice(CudaPrepare):
         with self._stepping(batch):
             return self._run(batch)
 
-    @contextmanager
-    def _stepping(self, batch: StepBatch) -> Iterator[None]:
-        """On the stream of the steps, entered once a step; what goes wrong inside is a DeviceError."""
-        try:
-            with torch.inference_mode(), self._runtime.on(self._stream):
-                yield
-        except DeviceError:
-            raise
-        except self._wrong as error:
-            what = str(error).partition("\n")[0]
-            if not is_no_memory(what):
-                raise DeviceError(f"Step {batch.step} failed on the GPU: {what}") from error
-            self._release_unused()
-            raise DeviceMemoryError(f"a step of {len(batch.token_ids)} tokens does not fit: {what}") from None
+    def _stepping(self, batch: StepBatch) -> AbstractContextManager[None]:
+        """On the stream of the steps, entered once a step."""
+        no_room = f"a step of {len(batch.token_ids)} tokens does not fit"
+        return self._on_stream(f"Step {batch.step} failed on the GPU", no_room)
 
     def last_logits(self) -> torch.Tensor:
         """Logits [num_samples, vocab_size] bfloat16 of the last step; the next step overwrites them. For checks."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 
 from dragoman_agent.device import torch_blocks
 from dragoman_agent.device.base import BlockFormat, DeviceError, DeviceMemoryError, Int32Array, UInt8Array
 from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
-from dragoman_agent.device.torch_runtime import Runtime, Stream
+from dragoman_agent.device.torch_runtime import Runtime, Stream, is_no_memory
 from dragoman_agent.model.layers import PagedCache
 
 
@@ -78,16 +78,21 @@ class CudaBlocks:
                 self._copier = BlockCopier(self._runtime, self._cache.raw, self._stream)
         return self._copier
 
+    def _moving_blocks(self) -> AbstractContextManager[None]:
+        return self._on_stream("KV blocks could not be moved on the GPU", "there is no room to move KV blocks")
+
     @contextmanager
-    def _moving_blocks(self) -> Iterator[None]:
+    def _on_stream(self, failed: str, no_room: str) -> Iterator[None]:
+        """On the stream of the steps; what goes wrong inside is a DeviceError that begins with one of these words."""
         try:
             with torch.inference_mode(), self._runtime.on(self._stream):
                 yield
-        except torch.OutOfMemoryError as error:
-            self._release_unused()
-            raise DeviceMemoryError(f"there is no room to move KV blocks: {str(error).splitlines()[0]}") from None
         except self._wrong as error:
-            raise DeviceError(f"KV blocks could not be moved on the GPU: {error}") from error
+            what = str(error).partition("\n")[0]
+            if not is_no_memory(what):
+                raise DeviceError(f"{failed}: {what}") from error
+            self._release_unused()
+            raise DeviceMemoryError(f"{no_room}: {what}") from None
 
     def _release_unused(self) -> None:
         """Give back what no tensor holds, so that another try finds it whole."""

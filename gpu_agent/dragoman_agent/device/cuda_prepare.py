@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dragoman_agent.device.base import DeviceError, DeviceMemoryError, LoadProgress, ProgressFn, StepBatch
+from dragoman_agent.device.base import DeviceError, LoadProgress, ProgressFn, StepBatch
 from dragoman_agent.device.cuda_blocks import CudaBlocks
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_graphs import StepGraphs
@@ -27,13 +26,6 @@ from dragoman_agent.device.warm_up import (
 from dragoman_agent.model.llama import LlamaWeights
 from dragoman_agent.pal.plan import Plan
 from dragoman_kernels.triton.step_inputs import StepInputs
-
-_NO_MEMORY = ("out of memory", "ALLOC_FAILED")  # in the words of torch, Triton and cuBLAS
-
-
-def is_no_memory(what: str) -> bool:
-    """Whether an error's words say that memory was short, and nothing else."""
-    return any(words in what for words in _NO_MEMORY)
 
 
 class CudaPrepare(CudaBlocks):
@@ -60,19 +52,14 @@ class CudaPrepare(CudaBlocks):
         self._check_loaded()
         if self._awaits_sampling:
             raise DeviceError("Nothing can be prepared while a step waits for its sampling.")
+        is_left = False
         try:
-            with torch.inference_mode(), self._runtime.on(self._stream):
-                if next(self._left, False):
-                    return True
-        except self._wrong as error:
-            what = str(error).partition("\n")[0]
-            if not is_no_memory(what):
-                raise DeviceError(f"preparing for later steps failed on the GPU: {what}") from error
-            self._release_unused()
-            self.info |= self._prepared()
-            raise DeviceMemoryError(f"{self._missing()}: {what}") from None
-        self.info |= self._prepared()
-        return False
+            with self._on_stream("preparing for later steps failed on the GPU", self._missing()):
+                is_left = next(self._left, False)
+        finally:
+            if not is_left:
+                self.info |= self._prepared()
+        return is_left
 
     def _prepared(self) -> dict[str, Any]:
         """What there is by now, as `info` tells it."""
@@ -106,13 +93,17 @@ class CudaPrepare(CudaBlocks):
         mixed, sizes = sorted(Room.all_of(self._plan, self._ops), reverse=True), self._decode_sizes()
         if not self.prepares_later:
             return [*mixed, *sizes], []
-        return [*sizes[:1], *sizes[1:][-1:]], [*mixed, *sizes[1:-1]]
+        now = [sizes[0], sizes[-1]] if len(sizes) > 1 else sizes
+        return [*now], [*mixed, *sizes[1:-1]]
 
     def _warm_up(self, progress: ProgressFn) -> None:
         """Compile the kernels with a prefill and a decode step, capture graphs, time steps; the last two in part later."""
         if isinstance(self._ops, FixedOps):
             self._ops.check_tiles(self._weights)
         plan = self._plan
+        progress(
+            LoadProgress("warmup", 0, 1, "steps")
+        )  # who waits here for the kernels knows then what may be left for later
         now, later = self._order()
         total = 2 + len(now)
         # Long enough for a tile without and one with a mask, so that nothing compiles in a user's step.

@@ -18,7 +18,13 @@ from dragoman_agent.device.partition import PartitionError, limits_from_environ,
 
 T = TypeVar("T")
 
+_NO_MEMORY = ("out of memory", "ALLOC_FAILED")  # in the words of torch, Triton and cuBLAS
 _TORCH_FOR = {"cuda": "CUDA", "hip": "ROCm", "xpu": "Intel GPUs (XPU)"}
+
+
+def is_no_memory(what: str) -> bool:
+    """Whether an error's words say that memory was short, and nothing else."""
+    return any(words in what for words in _NO_MEMORY)
 
 
 class Stream(Protocol):

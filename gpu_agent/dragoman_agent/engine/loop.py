@@ -118,7 +118,7 @@ def run(connection: Connection, core: EngineCore, preparing: Preparing | None = 
             connection.send(Fatal(int(reason), f"the device failed: {error}"))
             return False
         if ran or core.has_output or exchanges or (preparing is not None and preparing.is_idle):
-            timeout = 0.0  # between two parts that are prepared a command is looked for too
+            timeout = 0.0  # do not wait, but read what came between two prepared parts
         elif core.is_compiling or core.is_moving:
             timeout = _COMPILING_POLL_SECONDS
         elif core.requests:

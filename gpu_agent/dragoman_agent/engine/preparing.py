@@ -15,9 +15,8 @@ from dragoman_agent.engine.messages import FromEngine, Warmed
 
 logger = logging.getLogger(__name__)
 
-LOADED_SECONDS = (
-    0.25  # between two parts while requests are live: of some milliseconds each, so a few percent of the steps
-)
+# Between two parts while requests are live: of some milliseconds each, so a few percent of the steps.
+LOADED_SECONDS = 0.25
 
 
 class Moment(Enum):

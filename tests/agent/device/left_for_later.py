@@ -32,9 +32,15 @@ PROMPT = np.random.default_rng(3).integers(1, 60, 20).tolist()  # a page and mor
 
 
 def opened(*, later: bool) -> tuple[InterpretedDevice, list[LoadProgress]]:
+    """The device is told when it reports its first step, as the engine does once kernels are compiled."""
     device, told = InterpretedDevice(), []
-    device.prepares_later = later
-    device.load(TinyModel(), PLAN, told.append)
+
+    def report(progress: LoadProgress) -> None:
+        if progress.phase == "warmup":
+            device.prepares_later = later
+        told.append(progress)
+
+    device.load(TinyModel(), PLAN, report)
     return device, told
 
 
