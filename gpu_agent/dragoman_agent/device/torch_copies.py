@@ -1,13 +1,13 @@
 """KV blocks between a GPU and pinned host memory, beside the steps: two streams and two buffers on the device each way.
 
 A block is spread over the cache, layer by layer: it is gathered into a buffer and crosses the link in one piece, or the other way
-round. While one buffer crosses, the other is gathered or scattered, so that the link does not rest. What reads or writes the cache
-begins behind the steps submitted so far, and no later step waits for it: who asks keeps the blocks as they are.
+round. While one buffer crosses, the other is gathered or scattered, so that the link does not rest. Both begin behind the steps
+submitted so far, and no later step waits for them: who asks keeps the blocks as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ class Buffer:
         self.filled, self.emptied = runtime.new_event(), runtime.new_event()
 
 
+Piece = Callable[[Buffer, slice], None]  # fills or empties a buffer with some of the blocks
+
+
 class BlockCopier:
     """Owns the copy streams and the buffers. One thread calls it; `new_rows` alone may be called from another."""
 
@@ -81,38 +84,43 @@ class BlockCopier:
         if self._leaving is not None and not self._leaving.is_done():
             raise DeviceError("blocks are still leaving the GPU; wait until that copy is done")
         copy = self._leaving = EventCopy(self._runtime)
-        ids = self._begin(self._gathering, blocks, copy.end)
+        ids = self._begin(blocks, copy, self._gathering, self._leaving_link)
         copy.begin.record(self._gathering)
-        for nth, start in enumerate(range(0, len(blocks), self._num_rows)):
-            buffer, part = self._out[nth % 2], slice(start, start + self._num_rows)
-            with self._runtime.on(self._gathering):
-                buffer.emptied.wait(self._gathering)
-                self._gather(ids[part], buffer)
-                buffer.filled.record(self._gathering)
-            with self._runtime.on(self._leaving_link):
-                buffer.filled.wait(self._leaving_link)
-                self._leave(buffer, rows[part])
-                buffer.emptied.record(self._leaving_link)
+        self._pipe(
+            len(blocks), self._out,
+            self._gathering, lambda buffer, part: self._gather(ids[part], buffer),
+            self._leaving_link, lambda buffer, part: self._leave(buffer, rows[part]),
+        )  # fmt: skip
         copy.end.record(self._leaving_link)
         return copy
 
     def copy_in(self, rows: Sequence[UInt8Array], blocks: Int32Array) -> EventCopy:
         """See BlockDevice. A step under way may still write to the blocks, so it is waited for on the device."""
         copy = EventCopy(self._runtime)
-        ids = self._begin(self._scattering, blocks, copy.end)
+        ids = self._begin(blocks, copy, self._scattering, self._coming_link)
         copy.begin.record(self._coming_link)
-        for nth, start in enumerate(range(0, len(blocks), self._num_rows)):
-            buffer, part = self._in[nth % 2], slice(start, start + self._num_rows)
-            with self._runtime.on(self._coming_link):
-                buffer.emptied.wait(self._coming_link)
-                self._come(rows[part], buffer)
-                buffer.filled.record(self._coming_link)
-            with self._runtime.on(self._scattering):
-                buffer.filled.wait(self._scattering)
-                self._scatter(buffer, ids[part])
-                buffer.emptied.record(self._scattering)
+        self._pipe(
+            len(blocks), self._in,
+            self._coming_link, lambda buffer, part: self._come(rows[part], buffer),
+            self._scattering, lambda buffer, part: self._scatter(buffer, ids[part]),
+        )  # fmt: skip
         copy.end.record(self._scattering)
         return copy
+
+    def _pipe(
+        self, num_blocks: int, buffers: Sequence[Buffer], filling: Stream, fill: Piece, emptying: Stream, empty: Piece
+    ) -> None:
+        """Piece by piece through the buffers in turn: one is filled in one stream while another is emptied in the other."""
+        for nth, start in enumerate(range(0, num_blocks, self._num_rows)):
+            buffer, part = buffers[nth % len(buffers)], slice(start, start + self._num_rows)
+            with self._runtime.on(filling):
+                buffer.emptied.wait(filling)
+                fill(buffer, part)
+                buffer.filled.record(filling)
+            with self._runtime.on(emptying):
+                buffer.filled.wait(emptying)
+                empty(buffer, part)
+                buffer.emptied.record(emptying)
 
     def _gather(self, ids: torch.Tensor, buffer: Buffer) -> None:
         pages = self._pages(buffer.rows[: len(ids)])
@@ -132,13 +140,17 @@ class BlockCopier:
         for first, host in _joined(rows):
             buffer.rows[first : first + len(host)].copy_(host, non_blocking=True)
 
-    def _begin(self, stream: Stream, blocks: Int32Array, end: Event) -> torch.Tensor:
-        """Ids of the blocks on the device, for `stream`, which waits for the steps so far; kept until `end` has passed."""
+    def _begin(self, blocks: Int32Array, copy: EventCopy, at_cache: Stream, at_link: Stream) -> torch.Tensor:
+        """Ids of the blocks on the device, for the stream `at_cache`; kept until `copy` has ended.
+
+        Both streams wait for the steps so far: the link's has no need to, but a copy's seconds would tell of the steps.
+        """
         ready = self._runtime.new_event()
         ready.record(self._steps)
-        with self._runtime.on(stream):
-            ready.wait(stream)
-            return self._take_ids(blocks, end)
+        ready.wait(at_link)
+        with self._runtime.on(at_cache):
+            ready.wait(at_cache)
+            return self._take_ids(blocks, copy.end)
 
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
         """[num_blocks, num_layers, 2, heads, tokens, dim] of a buffer's rows."""

@@ -49,6 +49,9 @@ class LoggedEvent:
     def elapsed_time(self, end_event: LoggedEvent) -> float:
         return 1.0
 
+    def is_behind(self, access: int) -> bool:
+        return access in self._seen
+
 
 class LoggedRuntime:
     device = torch.device("cpu")
@@ -147,6 +150,17 @@ def test_blocks_leave_and_come_back_through_two_buffers(copier: CheckedCopier) -
     for block, wanted in expected.items():
         np.testing.assert_array_equal(contents(copier._cache, block), wanted)
     assert copier.accesses.count("gather") == copier.accesses.count("scatter") == 4
+
+
+def test_the_seconds_of_a_copy_begin_behind_the_steps(copier: CheckedCopier) -> None:
+    """Else they would tell of the steps, and what a token's KV takes to come back would be too much."""
+    blocks = np.arange(1, 8, dtype=np.int32)
+    rows = list(copier.new_rows(len(blocks)))
+    copier.step()
+    step = len(copier.accesses)
+    for copy in (copier.copy_out(blocks, rows), copier.copy_in(rows, blocks)):
+        begin: Any = copy.begin
+        assert begin.is_behind(step)
 
 
 def test_one_copy_behind_another_keeps_the_order_too(copier: CheckedCopier) -> None:
