@@ -26,7 +26,7 @@ _NEAR_BEST = 0.99  # of the best prefill rate: a longer chunk only delays others
 _CHUNK_SHARE = 8  # of the memory that weights leave, at most one part for a chunk's activations
 _MAX_PADDING_COST = 0.01  # of a step, for rows that nobody asked for
 GRAPH_NODE_BYTES = 40 << 10  # what was allowed for on an H200; no driver call says what a node takes
-_SERVING_SECONDS = 3600.0  # that a start is spread over when its time is weighed against a step's
+_SERVING_SECONDS = 3600.0  # that capturing is spread over when its time is weighed against a step's
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def choose_chunk(
 def choose_graphs(
     shape: StepShape, max_num_seqs: int, kv_bytes: float, profile: Profile, off: str | None
 ) -> tuple[tuple[int, ...], Decision]:
-    """The batch sizes to capture: least padding for what each graph takes of memory and of the start.
+    """The batch sizes to capture: least padding for what each graph takes of memory and of the host's time.
 
     Small batches weigh as much as large ones (1/n); the best set of sizes is found exactly, by dynamic programming.
     """
@@ -264,7 +264,7 @@ def choose_graphs(
             Candidate(
                 f"{name} ({len(each)})",
                 float(graph_bytes(shape.model, each)),
-                f"{_mean_waste(sizes, each, waste):.2%} of padding, {_total(sizes, each, waste, price):.2%} with memory and start",
+                f"{_mean_waste(sizes, each, waste):.2%} of padding, {_total(sizes, each, waste, price):.2%} with memory and capturing",
             )
             for name, each in others.items()
             if each != chosen
@@ -272,7 +272,7 @@ def choose_graphs(
     )
     reason = (
         f"padding costs {padding:.2%} of a step on average, {len(chosen)} graphs take "
-        f"{size_bytes / (1 << 20):.0f} MiB and {len(chosen) * _capture_seconds(shape):.1f} s of a start: "
+        f"{size_bytes / (1 << 20):.0f} MiB and {len(chosen) * _capture_seconds(shape):.1f} s to capture: "
         f"{_total(sizes, chosen, waste, price):.2%} together, the least of all sets; each doubling has its own in any case"
     )
     inputs = profile_inputs(profile, "memory.free", "scheduling.phase", "memory.read_bandwidth")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.agent.device.apart import printed_by
 
 from dragoman_agent.device.cuda_graphs import StepGraphs
 from dragoman_agent.device.cuda_inputs import Room
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Recorder:
@@ -60,12 +55,6 @@ def test_the_least_size_that_holds_a_step_is_replayed() -> None:
 
 def test_steps_with_prompts_are_the_same_by_graph_and_kernel_by_kernel() -> None:
     """In a process of its own: Triton's interpreter is chosen when its kernels are imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.agent.device.mixed_graphs"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+    shown = json.loads(printed_by("mixed_graphs", OMP_NUM_THREADS="1"))
     assert shown["sizes"] == [4, 12, 20], "each was used"
     assert shown["different"] == 0 < shown["total"] and shown["worst"] < 1e-4

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.agent.device.apart import printed_by
 
 
 def test_a_failed_allocation_costs_no_token_and_no_engine() -> None:
     """In a process of its own: Triton's interpreter is chosen when its kernels are imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.agent.device.out_of_memory"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+    shown = json.loads(printed_by("out_of_memory", OMP_NUM_THREADS="1"))
     assert shown["equal"] and shown["num"] == 4
     step, copy = shown["raised"].split(" | ")
     assert step == "a step of 8 tokens does not fit: CUDA out of memory. Tried to allocate 2.00 GiB."

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.agent.device.apart import printed_by
 
 from dragoman_agent.device.torch_runtime import TorchRuntime
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
     """In a process of its own: Triton's interpreter is chosen when its kernels are imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.agent.device.left_for_later"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(printed_by("left_for_later", OMP_NUM_THREADS="1"))
     return found
 
 

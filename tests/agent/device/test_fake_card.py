@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.agent.device.apart import printed_by
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """In a process of its own: kernels are replaced there, and not interpreted."""
-    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.agent.device.fake_card"], cwd=ROOT, text=True, capture_output=True,
-        env={**environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    shown: dict[str, Any] = json.loads(done.stdout)
+    shown: dict[str, Any] = json.loads(printed_by("fake_card", OMP_NUM_THREADS="1"))
     return shown
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.agent.device.apart import printed_by
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG
 
@@ -17,17 +18,10 @@ from dragoman_agent.device import precompile
 from dragoman_agent.device.kernel_forms import forms_of
 from dragoman_agent.pal.plan import GemmDecode
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def binaries(which: str, plan: str, cache: Path) -> dict[str, str]:
-    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.agent.device.compile_trace", which, plan], cwd=ROOT, text=True, capture_output=True,
-        env={**environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(line.split() for line in done.stdout.splitlines())
+    printed = printed_by("compile_trace", which, plan, TRITON_CACHE_DIR=str(cache))
+    return dict(line.split() for line in printed.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.events import Event
 from dragoman_agent.engine.local import build_core, run_all
+from dragoman_agent.engine.loop import Connection
 from dragoman_agent.engine.messages import Delta, Embedded, Failed, Finished, Sampling, Start, Step, Stop
 from dragoman_agent.engine.tiers import TierSizes
 from dragoman_agent.pal.plan import Plan
@@ -143,6 +145,16 @@ def lab() -> Callable[..., Lab]:
         return Lab(made, device or NullDevice(oracle), Clock(), tiers)
 
     return build
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, Connection]]:
+    """Two ends of a stream: ours, and the engine's."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    yield ours, Connection(theirs)
+    ours.close()
+    theirs.close()
 
 
 @pytest.fixture

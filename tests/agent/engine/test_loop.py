@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,15 +32,6 @@ class Failing(NullDevice):
 
     def result(self) -> Any:
         raise DeviceError("illegal address in kernel")
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, Connection]]:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(10)
-    yield ours, Connection(theirs)
-    ours.close()
-    theirs.close()
 
 
 def read_all(stream: socket.socket) -> list[Any]:

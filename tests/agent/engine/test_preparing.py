@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from dragoman_agent.device.base import (
 from dragoman_agent.device.null import NullDevice
 from dragoman_agent.engine.frames import FrameDecoder, encode
 from dragoman_agent.engine.host_work import HostWork
-from dragoman_agent.engine.loop import Connection, run
+from dragoman_agent.engine.loop import run
 from dragoman_agent.engine.messages import Failed, Fatal, Finished, Shutdown, Step, Warmed
 from dragoman_agent.engine.preparing import LOADED_SECONDS, Moment, Preparing, moment
 
@@ -184,15 +183,6 @@ def test_only_a_device_that_leaves_something_is_asked(lab: Any) -> None:
     assert Preparing.of(device, engine.core) is not None
     device.prepares_later = False
     assert Preparing.of(device, engine.core) is None
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, Connection]]:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(20)
-    yield ours, Connection(theirs)
-    ours.close()
-    theirs.close()
 
 
 def test_between_two_parts_the_loop_looks_for_commands(lab: Any, start: Any, pair: Any) -> None:

@@ -21,13 +21,19 @@ from dragoman_agent.cache.disk_store import SUFFIX, DiskTierError
 from dragoman_agent.engine.tiers import TierSizes
 
 
+def filled(lab: Any, start: Any, folder: Path) -> tuple[TierSizes, Any]:
+    """An engine whose disk tier in `folder` holds what a request left, and the sizes of its tiers."""
+    sizes = TierSizes(disk_bytes=256 * (BLOCK_BYTES + 200), disk_dir=str(folder))
+    engine = small(lab, tiers=sizes)
+    engine.run(start("r1", prompt(1), 20))
+    settle(engine)
+    return sizes, engine
+
+
 def test_the_disk_tier_survives_a_restart(
     lab: Any, start: Any, answers: Any, never_evicted: Any, tmp_path: Path
 ) -> None:
-    sizes = TierSizes(disk_bytes=256 * (BLOCK_BYTES + 200), disk_dir=str(tmp_path))
-    first = small(lab, tiers=sizes)
-    first.run(start("r1", prompt(1), 20))
-    settle(first)
+    sizes, first = filled(lab, start, tmp_path)
     assert held(first) == {"disk": 4}
     first.core.tiers.close()
     second = small(lab, tiers=sizes)
@@ -39,10 +45,7 @@ def test_the_disk_tier_survives_a_restart(
 def test_a_damaged_file_is_computed_and_removed(
     lab: Any, start: Any, answers: Any, never_evicted: Any, tmp_path: Path
 ) -> None:
-    sizes = TierSizes(disk_bytes=256 * (BLOCK_BYTES + 200), disk_dir=str(tmp_path))
-    first = small(lab, tiers=sizes)
-    first.run(start("r1", prompt(1), 20))
-    settle(first)
+    sizes, first = filled(lab, start, tmp_path)
     digests = [page.digest for page in first.core.tiers.lower.chain_to_unit(units(1)[-1])]
     first.core.tiers.close()
     damaged = tmp_path / (digests[2].hex() + SUFFIX)
