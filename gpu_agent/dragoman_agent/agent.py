@@ -205,9 +205,8 @@ class Agent:
     def engine_warmed(self, warmed: Warmed) -> None:
         """What the start left for later is there, or has a problem. Where steps were timed, the step model is made anew."""
         self._take_timed(warmed.info)
-        logger.info("warmed up: %s", json.dumps(warmed.info))
-        if warmed.problem:
-            logger.warning("not all is made that makes steps quick: %s", warmed.problem)
+        if not warmed.problem:  # of which the engine's process has warned
+            logger.info("warmed up: %s", json.dumps(warmed.info))
         self._announce("warmed", info=warmed.info, problem=warmed.problem)
 
     def _take_timed(self, info: dict[str, Any]) -> None:
