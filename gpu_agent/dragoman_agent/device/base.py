@@ -175,7 +175,8 @@ class Device(Protocol):
         """
 
     def submit(self, batch: StepBatch) -> StepHandle:
-        """Queue one step. The batch is the device's until its result is taken: the caller changes nothing in it.
+        """Queue one step. Nobody writes to the arrays of a batch, neither the caller nor the device: what is the same in
+        two steps may be one array.
 
         Raises DeviceError without a model. A batch that does not fit raises it here or from `result`, writes nothing,
         and the next step runs. Results may be taken late and in any order.

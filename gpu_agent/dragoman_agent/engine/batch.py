@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from dragoman_agent.device.base import Int32Array, Penalties, SamplingBatch, StepBatch
-from dragoman_agent.engine.constraints import banned_ids
-from dragoman_agent.engine.grammar import Form, GrammarMasks
-from dragoman_agent.engine.messages import Sampling
+from dragoman_agent.device.base import Int32Array, SamplingBatch, StepBatch
 from dragoman_agent.engine.prompt_scores import score_rows
-from dragoman_agent.engine.request import Request, Sequence, has_penalties
+from dragoman_agent.engine.request import Request, Sequence
+from dragoman_agent.engine.sparse_sampling import SparseSampling
 from dragoman_agent.engine.step_plan import StepPlan
 from dragoman_agent.pal.plan import Plan
 
 _EMPTY = np.zeros(0, dtype=np.int32)
+_ONE = np.int32(1)
 _SEED_MASK = (1 << 64) - 1
 _ROW = attrgetter("row")
+_TOKEN_IDS = attrgetter("token_ids")
 
 
 @dataclass(slots=True)
@@ -28,11 +28,15 @@ class BuiltStep:
 
     batch: StepBatch
     rows: npt.NDArray[np.intp]  # [num_samples] of the persistent batch
-    sampled: list[Sequence]
+    sampled: list[Sequence]  # the same list as in the step before where nobody came or went
+    texts: list[list[int]]  # tokens of each of `sampled`
     pooled: list[Sequence]
     scored: list[tuple[Request, range]]  # prompts and their positions, in the order of the result's scores
     keys: Int32Array  # [num_samples] see Start.key; -1 for none
+    quiet_lens: Int32Array  # [num_samples] computed tokens with which a row's length is reached
+    ends_page: npt.NDArray[np.bool_]  # [num_samples] rows whose last page is full
     watched: npt.NDArray[np.bool_]  # [num_samples] see BatchBuilder.take
+    longest: int  # tokens of the longest context
     is_serial: bool = False  # the step after it must wait for its tokens
 
 
@@ -40,7 +44,7 @@ class BatchBuilder:
     """Rows of the running sequences, and the batches made of them.
 
     A row follows its sequence from the step that starts it: what it has computed and which token comes next is counted here
-    for all rows at once.
+    for all rows at once. A step of decode alone of the sequences that the step before had is made of that step.
     """
 
     def __init__(self, plan: Plan, vocab_size: int, *, samples_late: bool = False) -> None:
@@ -48,37 +52,100 @@ class BatchBuilder:
         self._samples_late = samples_late
         num_rows = plan.max_num_seqs
         max_num_blocks = -(-plan.max_context_tokens // plan.page_size)
-        self._page_size = plan.page_size
+        self._page_size = np.int32(plan.page_size)
         self._tables = np.zeros((num_rows, max_num_blocks), dtype=np.int32)
         self._num_blocks = [0] * num_rows  # of each table; 0 beyond them
-        self._prompt_lens = np.zeros(num_rows, dtype=np.int32)
-        self._temperatures = np.zeros(num_rows, dtype=np.float32)
-        self._top_ks = np.zeros(num_rows, dtype=np.int32)
-        self._top_ps = np.ones(num_rows, dtype=np.float32)
-        self._min_ps = np.zeros(num_rows, dtype=np.float32)
+        self._fixed = np.zeros((9, num_rows), dtype=np.int32)  # what stays while a row has its sequence
+        self._prompt_lens, self._top_ks, self._choices, self._num_logprobs, self._keys, self._quiet_lens = self._fixed[
+            :6
+        ]
+        self._temperatures, self._top_ps, self._min_ps = self._fixed[6:].view(np.float32)
         self._seeds = np.zeros(num_rows, dtype=np.uint64)
-        self._choices = np.zeros(num_rows, dtype=np.int32)
-        self._num_logprobs = np.full(num_rows, -1, dtype=np.int32)
-        self._keys = np.full(num_rows, -1, dtype=np.int32)
         self._num_computed = np.zeros(num_rows, dtype=np.int32)  # tokens, those of the steps under way included
         self._last_tokens = np.zeros(num_rows, dtype=np.int32)  # the newest that the host knows
         self._future_steps = np.zeros(num_rows, dtype=np.int64)  # newest step that samples a token for the row
         self._future_rows = np.zeros(num_rows, dtype=np.int32)  # and its row of that step's result
+        self._coming = -1 - np.arange(num_rows, dtype=np.int32)  # inputs of rows that were the same in the step before
+        self._last: BuiltStep | None = None  # the newest step, where it was one of decode alone
         self._taken_step = 0
-        self._quiet_lens = np.zeros(num_rows, dtype=np.int32)  # computed tokens with which its length is reached
         self._ever_stop = np.zeros(vocab_size, dtype=np.bool_)  # ids that some row has had as a stop
-        self._sparse: dict[int, Sequence] = {}  # rows whose sampling has parts that are not one number
-        self._is_sparse = np.zeros(num_rows, dtype=np.bool_)
+        self._sparse = SparseSampling(num_rows, vocab_size)
         self._is_serial = np.zeros(num_rows, dtype=np.bool_)
         self._draws_by_text = np.zeros(num_rows, dtype=np.bool_)
-        self._masks = GrammarMasks(vocab_size)
 
     def build(self, plan: StepPlan, step: int) -> BuiltStep:
-        """The batch of `plan`: decode sequences first, then prefill chunks."""
+        """The batch of `plan`: decode sequences first, then prefill chunks. What is as in the step before may be shared with it."""
         for sequence, _ in plan.prefills:
             self._load_row(sequence)
         for sequence in plan.grown:
             self._grow_row(sequence)
+        last = self._last
+        # A row changes its sequence in a step with prompts only, so equal sequences have the rows that they had.
+        if last is not None and not plan.prefills and plan.decodes == last.sampled:
+            built = self._go_on(last, step, has_grown=bool(plan.grown))
+        else:
+            built = self._begin(plan, step)
+        rows = built.rows
+        if self._sparse:
+            # A row whose last token is under way cannot be told yet what it may sample next.
+            coming = self._future_steps[rows] > self._taken_step
+            built.batch.sampling_follows = bool((self._draws_by_text[rows] & coming).any())
+            if not built.batch.sampling_follows:
+                self._sparse.add(built.batch.sampling, rows)
+        self._future_steps[rows] = step
+        self._last = None if plan.prefills else built
+        return built
+
+    def _go_on(self, last: BuiltStep, step: int, *, has_grown: bool) -> BuiltStep:
+        """A token each for the sequences of `last`, which was one of decode alone. `has_grown`: some have a new block."""
+        before = last.batch
+        rows = last.rows
+        positions = before.context_lens
+        context_lens = positions + _ONE
+        longest = last.longest + 1
+        tables = before.block_tables
+        if has_grown or tables.shape[1] * self._page_size < longest:
+            tables = self._table_rows(rows, longest)
+        slot_mapping = before.slot_mapping + _ONE
+        (new_pages,) = last.ends_page.nonzero()
+        if len(new_pages):
+            blocks = tables[new_pages, positions[new_pages] // self._page_size]
+            slot_mapping[new_pages] = blocks * self._page_size
+        is_coming = before.step > self._taken_step
+        ends_page = context_lens % self._page_size == 0
+        self._num_computed[rows] = context_lens
+        batch = StepBatch(
+            step=step,
+            token_ids=self._coming[: len(rows)] if is_coming else self._last_tokens[rows],
+            positions=positions,
+            slot_mapping=slot_mapping,
+            query_starts=before.query_starts,
+            context_lens=context_lens,
+            block_tables=tables,
+            prompt_lens=before.prompt_lens,
+            sample_seqs=before.sample_seqs,
+            pool_seqs=_EMPTY,
+            sampling=_without_sparse(before.sampling, before.sampling.cursors + _ONE),
+            score_rows=_EMPTY,
+            score_targets=_EMPTY,
+        )
+        return BuiltStep(
+            batch=batch,
+            rows=rows,
+            sampled=last.sampled,
+            texts=last.texts,
+            pooled=[],
+            scored=[],
+            keys=last.keys,
+            quiet_lens=last.quiet_lens,
+            ends_page=ends_page,
+            watched=ends_page | (context_lens >= last.quiet_lens),
+            longest=longest,
+            is_serial=last.is_serial,
+        )
+
+    def _begin(self, plan: StepPlan, step: int) -> BuiltStep:
+        """Any step, from the rows."""
         num_decodes = len(plan.decodes)
         sequences = plan.decodes + [sequence for sequence, _ in plan.prefills]
         rows = np.fromiter(map(_ROW, sequences), dtype=np.intp, count=len(sequences))
@@ -89,18 +156,18 @@ class BatchBuilder:
             np.cumsum(counts, out=query_starts[1:])
         context_lens = self._num_computed[rows] + counts
         self._num_computed[rows] = context_lens
-        tables = self._tables[:, : -(-int(context_lens.max()) // self._page_size)].take(rows, axis=0)
+        longest = int(context_lens.max())
+        tables = self._table_rows(rows, longest)
         positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts, num_decodes)
-        token_ids = self._token_ids(plan, rows[:num_decodes], query_starts)
         sampled, pooled = self._outputs(plan, num_decodes)
-        sampled_rows = rows[sampled] if plan.prefills else rows
-        prompt_lens = self._prompt_lens[rows]
-        cursors = context_lens - prompt_lens
-        if len(sampled) != len(sequences):
-            cursors = cursors[sampled]
+        fixed, sampled_rows, sampled_lens = self._fixed.take(rows, axis=1), rows, context_lens
+        prompt_lens = fixed[0]
+        if plan.prefills:
+            fixed, sampled_rows, sampled_lens = fixed.take(sampled, axis=1), rows[sampled], context_lens[sampled]
+        keys, quiet_lens = fixed[4:6]
         batch = StepBatch(
             step=step,
-            token_ids=token_ids,
+            token_ids=self._token_ids(plan, rows[:num_decodes], query_starts),
             positions=positions,
             slot_mapping=slot_mapping,
             query_starts=query_starts,
@@ -109,44 +176,34 @@ class BatchBuilder:
             prompt_lens=prompt_lens,
             sample_seqs=sampled,
             pool_seqs=pooled,
-            sampling=self._sampling(sampled_rows, cursors),
+            sampling=self._sampling(fixed, self._seeds[sampled_rows], sampled_lens),
         )
-        if self._sparse:
-            # A row whose last token is under way cannot be told yet what it may sample next.
-            coming = self._future_steps[sampled_rows] > self._taken_step
-            batch.sampling_follows = bool((self._draws_by_text[sampled_rows] & coming).any())
-            if not batch.sampling_follows:
-                self._add_sparse(batch.sampling, sampled_rows)
-        built = BuiltStep(
+        ends_page = sampled_lens % self._page_size == 0
+        # The first token is looked at whatever it is.
+        watched = ends_page | (sampled_lens >= quiet_lens) | (self._future_steps[sampled_rows] == 0)
+        chosen = [sequences[i] for i in sampled.tolist()] if plan.prefills else sequences
+        self._future_rows[sampled_rows] = np.arange(len(sampled_rows), dtype=np.int32)
+        return BuiltStep(
             batch=batch,
             rows=sampled_rows,
-            sampled=sequences,
-            pooled=[],
-            scored=[],
-            keys=self._keys[sampled_rows],
-            watched=self._watched(sampled_rows, context_lens[sampled] if plan.prefills else context_lens),
+            sampled=chosen,
+            texts=list(map(_TOKEN_IDS, chosen)),
+            pooled=[sequences[i] for i in pooled.tolist()],
+            scored=_add_scores(batch, plan, num_decodes) if plan.prefills else [],
+            keys=keys,
+            quiet_lens=quiet_lens,
+            ends_page=ends_page,
+            watched=watched,
+            longest=longest,
             is_serial=bool(self._is_serial[rows].any()),
         )
-        if plan.prefills:
-            built.sampled = [sequences[i] for i in sampled.tolist()]
-            built.pooled = [sequences[i] for i in pooled.tolist()]
-            built.scored = _add_scores(batch, plan, num_decodes)
-        self._future_steps[sampled_rows] = step
-        self._future_rows[sampled_rows] = np.arange(len(sampled_rows), dtype=np.int32)
-        return built
-
-    def _watched(self, rows: npt.NDArray[np.intp], lens: Int32Array) -> npt.NDArray[np.bool_]:
-        """Rows that have to be looked at whatever token comes: the first one, those at the end of a page or of their length,
-        and those whose text is made here."""
-        watched: npt.NDArray[np.bool_] = lens >= self._quiet_lens[rows]
-        watched |= lens % np.int32(self._page_size) == 0
-        watched |= self._future_steps[rows] == 0
-        return watched
 
     def take(self, built: BuiltStep, token_ids: Int32Array) -> list[int]:
         """The tokens that a step sampled are known. Call it in the order of the steps.
 
-        Returns the rows to look at: in all others the stream just goes on, as keys tell.
+        Returns the rows that have to be looked at whatever token came, which are the first one of a sequence, those at the end
+        of a page or of their length, and those whose text is made here, and the rows whose token may end them: in all others
+        the stream just goes on, as keys tell.
         """
         step = self._taken_step = built.batch.step
         rows = built.rows
@@ -154,6 +211,10 @@ class BatchBuilder:
         self._last_tokens[rows] = np.where(self._future_steps[rows] >= step, token_ids, self._last_tokens[rows])
         watched: list[int] = np.flatnonzero(built.watched | self._ever_stop[token_ids]).tolist()
         return watched
+
+    def _table_rows(self, rows: npt.NDArray[np.intp], longest: int) -> Int32Array:
+        """Block tables of `rows`, as wide as `longest` tokens need."""
+        return self._tables[:, : -(-longest // int(self._page_size))].take(rows, axis=0)
 
     def _token_ids(self, plan: StepPlan, rows: npt.NDArray[np.intp], starts: Int32Array) -> Int32Array:
         """Inputs of all sequences, [num_tokens]. `rows` are those in decode."""
@@ -182,7 +243,8 @@ class BatchBuilder:
         self._future_steps[row] = 0
         self._quiet_lens[row] = sequence.max_num_tokens - 1 if sequence.key >= 0 else 0
         self._ever_stop[[i for i in sequence.stop_ids if i < len(self._ever_stop)]] = True
-        sampling = sequence.request.sampling
+        request = sequence.request
+        sampling = request.sampling
         self._temperatures[row] = sampling.temperature
         self._top_ks[row] = sampling.top_k
         self._top_ps[row] = sampling.top_p
@@ -191,14 +253,9 @@ class BatchBuilder:
         self._choices[row] = sequence.choice
         self._num_logprobs[row] = sampling.num_logprobs
         self._keys[row] = sequence.key
-        request = sequence.request
         self._draws_by_text[row] = request.draws_by_text
         self._is_serial[row] = request.is_serial or (request.draws_by_text and not self._samples_late)
-        self._is_sparse[row] = is_sparse = _is_sparse(sequence)
-        if is_sparse:
-            self._sparse[row] = sequence
-        else:
-            self._sparse.pop(row, None)
+        self._sparse.load(sequence)
 
     def _grow_row(self, sequence: Sequence) -> None:
         table, row = sequence.block_table, sequence.row
@@ -217,8 +274,8 @@ class BatchBuilder:
         else:
             owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
             positions = np.arange(int(starts[-1]), dtype=np.int32) - starts[owners] + first[owners]
-        pages, offsets = np.divmod(positions, np.int32(self._page_size))
-        return positions, tables[owners, pages] * np.int32(self._page_size) + offsets
+        pages, offsets = np.divmod(positions, self._page_size)
+        return positions, tables[owners, pages] * self._page_size + offsets
 
     def _outputs(self, plan: StepPlan, num_decodes: int) -> tuple[Int32Array, Int32Array]:
         """Indices of the sequences that are sampled, and of those whose hidden state is wanted."""
@@ -233,67 +290,26 @@ class BatchBuilder:
 
     def late_sampling(self, built: BuiltStep) -> SamplingBatch:
         """The sampling of a step that was submitted without it, now that the tokens before are known."""
-        sampling = replace(built.batch.sampling, penalties={}, logit_bias={}, banned={}, allowed={})
+        known = built.batch.sampling
+        sampling = _without_sparse(known, known.cursors)
         step = built.batch.step
-        self._add_sparse(sampling, built.rows, [s.cut_step < step for s in built.sampled])
+        self._sparse.add(sampling, built.rows, [s.cut_step < step for s in built.sampled])
         return sampling
 
-    def _sampling(self, rows: npt.NDArray[np.intp], cursors: Int32Array) -> SamplingBatch:
+    def _sampling(self, fixed: Int32Array, seeds: npt.NDArray[np.uint64], context_lens: Int32Array) -> SamplingBatch:
+        """`fixed` [9, num_samples] is what the sampled rows hold."""
+        prompt_lens, top_ks, choices, num_logprobs = fixed[:4]
+        temperatures, top_ps, min_ps = fixed[6:].view(np.float32)
         return SamplingBatch(
-            temperatures=self._temperatures[rows],
-            top_ks=self._top_ks[rows],
-            top_ps=self._top_ps[rows],
-            min_ps=self._min_ps[rows],
-            seeds=self._seeds[rows],
-            choices=self._choices[rows],
-            cursors=cursors,
-            num_logprobs=self._num_logprobs[rows],
+            temperatures, top_ks, top_ps, min_ps, seeds, choices, context_lens - prompt_lens, num_logprobs
         )
 
-    def _add_sparse(self, batch: SamplingBatch, rows: npt.NDArray[np.intp], wanted: list[bool] | None = None) -> None:
-        """Add what is not one number a row. Rows that are not `wanted` have lost their sequence: what they draw is dropped."""
-        masked: list[int] = []
-        forms: list[Form] = []
-        for index in np.flatnonzero(self._is_sparse[rows]).tolist():
-            if wanted is not None and not wanted[index]:
-                continue
-            sequence = self._sparse[int(rows[index])]
-            sampling = sequence.request.sampling
-            if has_penalties(sampling):
-                batch.penalties[index] = _penalties(sampling, sequence)
-            if sampling.logit_bias:
-                batch.logit_bias[index] = (
-                    np.array(list(sampling.logit_bias), dtype=np.int32),
-                    np.array(list(sampling.logit_bias.values()), dtype=np.float32),
-                )
-            if sampling.allowed_token_ids:
-                batch.allowed[index] = np.array(sampling.allowed_token_ids, dtype=np.int32)
-            banned = banned_ids(sequence)
-            if banned:
-                batch.banned[index] = np.array(banned, dtype=np.int32)
-            if sequence.form is not None:
-                masked.append(index)
-                forms.append(sequence.form)
-        if not masked:
-            return
-        batch.masked_rows = np.array(masked, dtype=np.int32)
-        batch.masks = self._masks.fill(forms)
-        for form, mask, index in zip(forms, batch.masks, masked, strict=True):
-            if not self._sparse[int(rows[index])].request.stop.eos_token_ids:
-                form.hide_end(mask)
 
-
-def _is_sparse(sequence: Sequence) -> bool:
-    """Whether a sequence has sampling parts that are not one number."""
-    sampling = sequence.request.sampling
-    return bool(
-        has_penalties(sampling)
-        or sampling.logit_bias
-        or sampling.allowed_token_ids
-        or sampling.bad_word_ids
-        or sequence.request.stop.masked_until_min
-        or sequence.form is not None
-    )
+def _without_sparse(known: SamplingBatch, cursors: Int32Array) -> SamplingBatch:
+    """The parts of `known` that are one number a row, which stay, at `cursors`."""
+    return SamplingBatch(
+        known.temperatures, known.top_ks, known.top_ps, known.min_ps, known.seeds, known.choices, cursors, known.num_logprobs
+    )  # fmt: skip
 
 
 def _add_scores(batch: StepBatch, plan: StepPlan, num_decodes: int) -> list[tuple[Request, range]]:
@@ -316,13 +332,3 @@ def _add_scores(batch: StepBatch, plan: StepPlan, num_decodes: int) -> list[tupl
         batch.score_rows = np.concatenate(rows)
         batch.score_targets = np.array(targets, dtype=np.int32)
     return scored
-
-
-def _penalties(sampling: Sampling, sequence: Sequence) -> Penalties:
-    return Penalties(
-        repetition=sampling.repetition_penalty,
-        presence=sampling.presence_penalty,
-        frequency=sampling.frequency_penalty,
-        prompt_ids=np.array(sequence.request.prompt_ids, dtype=np.int32),
-        output_ids=np.array(sequence.token_ids[sequence.num_prompt :], dtype=np.int32),
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.agent.device.conformance.bench import Bench, ignore, refused
 from tests.agent.device.conformance.steps import Part, by_id
 from tests.agent.device.conformance.tiny_model import CONFIG, POISONED
 
-from dragoman_agent.device.base import BlockCopy, BlockDevice, Device, LateStep, LoadProgress, StepBatch
+from dragoman_agent.device.base import BlockCopy, BlockDevice, Device, LateStep, LoadProgress, Penalties, StepBatch
 from dragoman_agent.engine.philox import uniforms
 
 TOKENS = [3 + 5 * i % 71 for i in range(40)]  # none is POISONED
@@ -240,6 +241,31 @@ def a_device_closes_with_a_step_that_waits_for_its_sampling(bench: Bench) -> Non
         device.close()
 
 
+def a_step_is_left_as_it_was(bench: Bench) -> None:
+    """Steps share arrays: what a device wrote into one would be in another."""
+    bench.run(Part(TOKENS[:3], 0, BLOCKS), Part(TOKENS[:4], 0, OTHER_BLOCKS))
+    ids = np.array([3, 8], np.int32)
+    sampling: dict[str, Any] = {
+        "temperatures": 0.8, "top_ks": 5, "top_ps": 0.9, "banned": {0: ids}, "logit_bias": {1: (ids, np.ones(2, np.float32))},
+        "penalties": {1: Penalties(1.1, 0.2, 0.1, ids.copy(), ids.copy())},
+    }  # fmt: skip
+    step = bench.step(Part([-1], 3, BLOCKS), Part(TOKENS[4:6], 4, OTHER_BLOCKS), **sampling)
+    given, before = replace(step), deepcopy(step)
+    bench.device.submit(step).result()
+    for now, then in zip(arrays_in(given), arrays_in(before), strict=True):
+        assert np.array_equal(now, then)
+
+
+def arrays_in(value: Any) -> list[npt.NDArray[Any]]:
+    """Every array of a step."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    if is_dataclass(value):
+        return [array for field in fields(value) for array in arrays_in(getattr(value, field.name))]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    return [array for part in parts for array in arrays_in(part)]
+
+
 def results_may_be_taken_in_any_order(bench: Bench) -> None:
     parts = [Part([5 + i], 0, (3 + i,)) for i in range(4)]
     wanted = [bench.run(part) for part in parts]
@@ -433,6 +459,7 @@ CASES: tuple[Callable[[Bench], None], ...] = (
     tokens_of_the_step_before_can_be_referred_to,
     sampling_may_come_late,
     a_device_closes_with_a_step_that_waits_for_its_sampling,
+    a_step_is_left_as_it_was,
     results_may_be_taken_in_any_order,
     a_nan_stays_in_its_row,
     a_row_with_no_token_left_is_flagged,
