@@ -55,7 +55,8 @@ def check(heads: int, kv_heads: int, dim: int, page: int) -> bool:
         q = torch.randn(int(starts[-1]), heads, dim, device=device).bfloat16()
         out = torch.empty_like(q)
         assert sizes.can_run(starts)
-        library.run(q, keys, values, library.part(torch.from_numpy(sizes.words(starts, lens)).to(device), tables), out)
+        library.take_tables(tables)
+        library.run(q, keys, values, library.part(torch.from_numpy(sizes.words(starts, lens)).to(device)), out)
         own = paged_prefill_attention(
             q, keys, values, tables, *(torch.from_numpy(x).to(device) for x in (starts, lens, prefill_work_list(starts, lens)))
         )  # fmt: skip

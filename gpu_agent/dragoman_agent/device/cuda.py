@@ -307,6 +307,8 @@ class CudaDevice(CudaPrepare):
         inputs.write(slot.host)
         self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
         views = inputs.views(self._packed, self._sampled_ids)
+        if inputs.library is not None:
+            inputs.library.take_tables(views["tables"][inputs.num_decodes :])
         if inputs.room is not None:
             num_seqs, width = views["tables"].shape
             self._inputs.block_tables[:num_seqs, :width].copy_(views["tables"])

@@ -15,7 +15,7 @@ from dragoman_agent.device.base import Int32Array, StepBatch
 from dragoman_agent.device.cuda_library import CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.pal.plan import Plan, mixed_graph_sizes
+from dragoman_agent.pal.plan import CHUNK_GRAPH_FILL, Plan, mixed_graph_sizes
 from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.step_inputs import resolve_tokens
 
@@ -31,20 +31,24 @@ class Room:
     num_tokens: int
     num_seqs: int
     num_items: int  # of the work list of prefill
+    is_ours: bool = True  # our own kernel attends the prompts, not the library
+    min_tokens: int = 0  # of a step that it is padded for
 
     @classmethod
     def all_of(cls, plan: Plan, ops: CudaOps) -> list[Room]:
-        """Of each graph that the plan has, rising."""
-        sizes = mixed_graph_sizes(plan.mixed_graph_tokens, plan.max_num_seqs)
-        return [
-            cls(tokens, seqs, tokens // ops.queries_an_item + min(seqs, _ITEM_PROMPTS))
-            for tokens, seqs in sizes
+        """Of each graph that the plan has, rising, those whose prompts the library attends before those where we do."""
+        chosen = plan.library_prefill if ops.library is not None else None
+        return sorted(
+            cls(tokens, seqs, tokens // ops.queries_an_item + min(seqs, _ITEM_PROMPTS), is_ours, _least(tokens, plan))
+            for tokens, seqs in mixed_graph_sizes(plan.captured_tokens, plan.max_num_seqs)
             if tokens <= plan.max_batch_tokens
-        ]
+            for is_ours in ((False, True) if chosen is not None and tokens >= chosen.min_tokens else (True,))
+        )
 
     def holds(self, num_tokens: int, num_seqs: int, num_items: int) -> bool:
-        """Whether a step of so many fits."""
-        return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and num_items <= self.num_items
+        """Whether a step of so many fits, and is worth the padding."""
+        fits = num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and num_items <= self.num_items
+        return fits and num_tokens >= self.min_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class MixedInputs:
         if count:
             decode = DecodePart(tables[:count], lens[:count], plan.decode_for(count))
         if len(lens) > count:
-            library = None if self.library is None else self.library.part(views["library"], tables[count:])
+            library = None if self.library is None else self.library.part(views["library"])
             prefill = PrefillPart(
                 tables[count:], views["starts"], lens[count:], views["work"].view(-1, 2), library, first_row=count
             )
@@ -99,7 +103,8 @@ class MixedInputs:
         assert self.room is not None
         num_seqs = self.room.num_seqs
         decode = DecodePart(block_tables[:num_seqs], views["decode_lens"], plan.mixed_decode(num_seqs))
-        prefill = PrefillPart(block_tables, views["starts"], views["context_lens"], views["work"].view(-1, 2))
+        library = None if self.library is None else self.library.part(views["library"])
+        prefill = PrefillPart(block_tables, views["starts"], views["context_lens"], views["work"].view(-1, 2), library)
         return CudaStep(views["token_ids"], None, views["positions"], views["slots"], decode, prefill, padded=True)
 
 
@@ -124,10 +129,14 @@ def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Roo
     if rooms and len(batch.token_ids) <= rooms[-1].num_tokens:
         work = prefill_work_list(starts, lens, ops.queries_an_item)
         step = len(batch.token_ids), len(num_queries), len(work)
-        room = next((room for room in rooms if room.holds(*step)), None)
+        theirs = ops.library if ops.library is not None and ops.library.sizes.can_run(starts) else None
+        room = next((room for room in rooms if room.holds(*step) and (room.is_ours or theirs is not None)), None)
         if room is not None:
-            parts = _padded(batch, room, num_decodes, work) | rows
-            return MixedInputs(parts, num_decodes, width, needs_tokens, None, room)
+            parts = _padded(batch, room, num_decodes, work)
+            theirs = None if room.is_ours else theirs
+            if theirs is not None:
+                parts["library"] = theirs.sizes.words(starts + np.int32(num_decodes), lens)
+            return MixedInputs(_aligned(parts) | rows, num_decodes, width, needs_tokens, theirs, room)
     library = _library_for(starts, plan, ops)
     ours = len(lens) > 0 and library is None  # only our kernel reads a work list
     parts = {
@@ -153,7 +162,7 @@ def _padded(batch: StepBatch, room: Room, num_decodes: int, work: Int32Array) ->
     starts[: num_seqs + 1] = batch.query_starts
     items = np.tile(np.array([room.num_seqs, 0], np.int32), (room.num_items, 1))
     items[: len(work)] = work + np.array([num_decodes, 0], np.int32)
-    parts: dict[str, npt.NDArray[Any]] = {
+    return {
         "token_ids": _filled(batch.token_ids, room.num_tokens),
         "positions": _filled(batch.positions, room.num_tokens),
         "slots": _filled(batch.slot_mapping, room.num_tokens),
@@ -162,8 +171,16 @@ def _padded(batch: StepBatch, room: Room, num_decodes: int, work: Int32Array) ->
         "starts": starts,
         "work": items.ravel(),
     }
-    # What follows lies on 16 bytes, as where it comes first: Triton makes another binary for less.
+
+
+def _aligned(parts: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """With space behind: what follows lies on 16 bytes, as where it comes first. Triton makes another binary for less."""
     return parts | {"space": np.zeros(-sum(map(len, parts.values())) % 4, np.int32)}
+
+
+def _least(num_tokens: int, plan: Plan) -> int:
+    """Tokens from which on a step is padded to `num_tokens`: any, but where the device is surely slower than the host."""
+    return 0 if num_tokens in plan.mixed_graph_tokens else int(CHUNK_GRAPH_FILL * num_tokens)
 
 
 def _filled(array: Int32Array, length: int) -> Int32Array:

@@ -53,7 +53,9 @@ class AttentionSizes:
         return 0 < len(lengths) <= self.max_num_seqs and int(lengths.max()) <= self.max_num_tokens
 
     def words(self, query_starts: Int32Array, context_lens: Int32Array) -> Int32Array:
-        """What `CudnnAttention.part` needs on the device, int32 [3 * max_num_seqs + 1]; `context_lens` [num_seqs], the queries included."""
+        """What `CudnnAttention.part` needs on the device, int32 [3 * max_num_seqs + 1]; `query_starts` [num_seqs + 1] in the
+        rows that it is run on, `context_lens` [num_seqs] with the queries included.
+        """
         count, num_seqs = self.max_num_seqs, len(context_lens)
         words = np.zeros(3 * count + 1, dtype=np.int32)
         words[: num_seqs + 1] = query_starts * np.int32(self.num_heads * self.head_dim)
@@ -87,10 +89,13 @@ class CudnnAttention:
             size = max(self._graph.get_workspace_size(), 1)
             self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
 
-    def part(self, words: Tensor, block_tables: Tensor) -> LibraryPart:
-        """A step's part from `words` on the device; `block_tables` int32 [num_seqs, width] are kept until the next part."""
-        count = self.sizes.max_num_seqs
+    def take_tables(self, block_tables: Tensor) -> None:
+        """Those of a step's prompts, int32 [num_seqs, width], into the place that the graph reads, until the next step's."""
         self._tables[: block_tables.shape[0], : block_tables.shape[1]].copy_(block_tables)
+
+    def part(self, words: Tensor) -> LibraryPart:
+        """A step's part from `words` on the device, whose tables were taken."""
+        count = self.sizes.max_num_seqs
         return LibraryPart(words[: count + 1], words[count + 1 : 2 * count + 1], words[2 * count + 1 :])
 
     def run(self, q: Tensor, keys: Tensor, values: Tensor, part: LibraryPart, out: Tensor) -> None:

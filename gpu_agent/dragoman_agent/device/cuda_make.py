@@ -42,7 +42,7 @@ def _library(config: ModelConfig, plan: Plan, stream: Stream) -> CudnnAttention 
 def _max_num_parts(plan: Plan, num_rows: int) -> int:
     """The most parts that a step's contexts are split into, all sequences together."""
     smaller = [bucket for bucket in plan.decode_attention if bucket.max_batch < num_rows]
-    mixed = {seqs for _, seqs in mixed_graph_sizes(plan.mixed_graph_tokens, plan.max_num_seqs)}
+    mixed = {seqs for _, seqs in mixed_graph_sizes(plan.captured_tokens, plan.max_num_seqs)}
     return max(
         plan.decode_for(num_rows).num_splits * num_rows,
         *(b.num_splits * b.max_batch for b in smaller),

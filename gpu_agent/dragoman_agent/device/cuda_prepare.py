@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -154,8 +155,9 @@ class CudaPrepare(CudaBlocks):
 
     def _capture_mixed(self, room: Room) -> None:
         """Over words that are there while the first layers run, and again at each replay."""
-        step = in_null_block(warm_up_batch(self._plan.page_size, 0, 1), self._plan.page_size)
-        inputs = mixed_inputs(step, self._plan, self._ops, (room,))
+        page_size = self._plan.page_size
+        step = in_null_block(warm_up_batch(page_size, 0, min(2, room.num_tokens)), page_size)
+        inputs = mixed_inputs(step, self._plan, self._ops, (replace(room, min_tokens=0),))
         slot = self._slots[0]
         slot.take_over()  # its words are some step's, which may not have read them
         with self._runtime.on(self._stream):

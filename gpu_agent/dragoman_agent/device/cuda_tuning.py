@@ -150,7 +150,7 @@ def _prefill(case: Case, device: torch.device, cold: int) -> list[Call]:
     lens = np.array([shape["context"]], dtype=np.int32)
     work = torch.from_numpy(prefill_work_list(starts, lens, config["block_m"])).to(device)
     query_starts, context_lens = (torch.from_numpy(array).to(device) for array in (starts, lens))
-    launch = {name: config[name] for name in ("block_m", "block_n", "num_stages", "num_warps")}
+    launch = {name: config[name] for name in ("block_m", "block_n", "num_stages", "num_warps", "tma")}
     return [
         lambda k=k, v=v, t=t: paged_prefill_attention(q, k, v, t, query_starts, context_lens, work, **launch)  # type: ignore[misc]
         for k, v, t in _caches(shape, device, 1, 0)
@@ -171,7 +171,8 @@ def _prefill_library(case: Case, device: torch.device, cold: int) -> list[Call]:
     q = _randn(device, tokens, shape["num_heads"], shape["head_dim"])
     out = torch.empty_like(q)
     words = sizes.words(np.array([0, tokens], dtype=np.int32), np.array([context], dtype=np.int32))
-    part = library.part(torch.from_numpy(words).to(device), caches[0][2])
+    library.take_tables(caches[0][2])
+    part = library.part(torch.from_numpy(words).to(device))
     return [lambda k=k, v=v: library.run(q, k, v, part, out) for k, v, _ in caches]  # type: ignore[misc]
 
 

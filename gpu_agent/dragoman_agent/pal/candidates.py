@@ -20,6 +20,7 @@ from dragoman_kernels.triton.launches import (
     decode_launches,
     fixed_gemm_launches,
     prefill_launches,
+    tma_prefill_launches,
 )
 
 PAGE_SIZES = (16, 64, 128)  # each divides a unit of prefix sharing or is a multiple of it
@@ -30,11 +31,13 @@ GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short 
 FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
 FIXED_GEMM_ROWS = (1, 32, 256, 2048)  # that tiles of a deterministic plan are judged by
 _MAX_SHORTLIST = 8
+_TWO_BYTES = 2  # a value of K or V
 _MAX_WAVES = 8  # programs a multiprocessor, in parts of a context
 _NUM_VARIED, _VARIED_BATCH = 2, 32  # launches that are tried with other numbers of parts, and up to which batch
 _NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 32, 64, 96, 128, 192, 256)  # a library's time jumps where a tile is full
 _TIMED_CHUNKS = (1024, 4096)
+PREFILL_LONG_TOKENS = 2048  # of a chunk at the end of a long prompt, at which prefill launches are compared as well
 LIBRARY_CAPABILITY = (8, 0)  # from which on cuDNN has attention over pages
 LIBRARY_TOKENS = (
     1024,
@@ -107,19 +110,28 @@ def _near_splits(splits: int) -> tuple[int, ...]:
 
 
 def prefill_shortlist(times: KernelTimes, model: ModelConfig, page_size: int) -> list[PrefillAttention]:
-    """The launches of prefill attention that fit the device, best predicted first."""
+    """The launches of prefill attention that fit the device, best predicted first; those by tensor descriptors behind the
+    others, for nothing but a timing tells what they gain.
+    """
     rates = times.rates
-    options = [
-        PrefillAttention("paged", **asdict(launch))
-        for launch in prefill_launches(model.head_dim, page_size, rates.capability, rates.shared_per_block)
-    ]
+    sizes = (model.head_dim, page_size, rates.capability, rates.shared_per_block)
+    by_descriptors = tma_prefill_launches(*sizes) if model.kv_item_bytes == _TWO_BYTES else ()
+    options = [PrefillAttention("paged", **asdict(launch)) for launch in (*prefill_launches(*sizes), *by_descriptors)]
     tokens = min(PROMPT_TOKENS, model.max_context_tokens)
 
     def seconds(option: PrefillAttention) -> float:
         call = step_cost.prefill_attention_call(model, page_size, option, tokens, tokens)
         return predicted_seconds(rates, call)
 
-    return sorted((option for option in options if seconds(option) < float("inf")), key=seconds)[:_MAX_SHORTLIST]
+    best = sorted((option for option in options if seconds(option) < float("inf")), key=seconds)
+    return [*[one for one in best if not one.tma][:_MAX_SHORTLIST], *(one for one in best if one.tma)]
+
+
+def prefill_points(max_context_tokens: int) -> list[tuple[int, int]]:
+    """(tokens of a prompt in a step, context) that launches of prefill are compared at: a usual prompt, a part of a long one."""
+    usual = min(PROMPT_TOKENS, max_context_tokens)
+    longest = min(LIBRARY_CONTEXT, max_context_tokens)
+    return list(dict.fromkeys(((usual, usual), (min(PREFILL_LONG_TOKENS, longest), longest))))
 
 
 def tuning_cases(profile: Profile, model: ModelConfig, plan: Plan) -> list[TuningCase]:

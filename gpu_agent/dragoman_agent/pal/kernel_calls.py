@@ -45,6 +45,7 @@ _SHORT = {
     "m": "m", "n": "n", "k": "k", "width": "w", "rows": "r", "vocab_size": "v", "num_splits": "s", "block_m": "m",
     "block_n": "n", "block_k": "k", "num_warps": "w", "num_stages": "g",
 }  # fmt: skip
+_TMA = "-tma"  # ends the configuration of prefill attention that loads by tensor descriptors
 _ATTENTION = ("num_heads", "num_kv_heads", "head_dim", "page_size")
 # Parts of a key in their order; names in one tuple share a part. The configuration is the last part, where there is one.
 _PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -97,13 +98,15 @@ class KernelCall:
             for group in _PARTS[self.kind]
         ]
         if self.config is not None:
-            parts.append("-".join(f"{_SHORT[name]}{getattr(self.config, name)}" for name in _CONFIGS[self.kind]))
+            launch = "-".join(f"{_SHORT[name]}{getattr(self.config, name)}" for name in _CONFIGS[self.kind])
+            parts.append(launch + (_TMA if getattr(self.config, "tma", False) else ""))
         return "/".join([self.kind, *(part for part in parts if part)])
 
 
 def parse_key(key: str) -> KernelCall | None:
     """The call that has this key; None where no call of this version has it."""
-    kind, *parts = key.split("/")
+    tma = key.startswith("prefill-attention/") and key.endswith(_TMA)
+    kind, *parts = key.removesuffix(_TMA if tma else "").split("/")
     groups = _PARTS.get(kind, ())
     shape = _read(groups, parts[: len(groups)])
     if not groups or shape is None:
@@ -117,7 +120,7 @@ def parse_key(key: str) -> KernelCall | None:
     if kind == "decode-attention":
         config = DecodeAttention(max_batch=shape["batch"], **launch)
     elif kind == "prefill-attention":
-        config = PrefillAttention("paged", **launch)
+        config = PrefillAttention("paged", **launch, tma=tma)
     elif kind == "gemm-fixed":
         config = FixedGemmLaunch(**launch)
     else:
@@ -148,7 +151,7 @@ def predicted_seconds(rates: Rates, call: KernelCall) -> float:
         )
     if isinstance(call.config, PrefillAttention):
         chosen = call.config
-        work = PrefillLaunch(chosen.block_m, chosen.block_n, chosen.num_warps, chosen.num_stages)
+        work = PrefillLaunch(chosen.block_m, chosen.block_n, chosen.num_warps, chosen.num_stages, chosen.tma)
         return prefill_seconds(rates, _attention_shape(shape), work, shape["tokens"], shape["context"])
     if call.kind == "prefill-library":
         return _library_prefill_seconds(rates, shape)

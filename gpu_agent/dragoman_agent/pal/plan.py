@@ -20,6 +20,7 @@ KV_FLOAT8 = "float8_e4m3fn"  # of `kv_dtype`: K and V in eight bits, each layer'
 # Steps with prompts have graphs for few sequences, whose contexts are split as for half of them, and for as many as there may
 # be: programs of decode attention that find nothing to do take time too.
 MIXED_FEW_SEQS = 64
+CHUNK_GRAPH_FILL = 0.9  # of the chunk, from which on a step runs in the chunk's graph: padding costs the device time
 MIXED_TIMED_TOKENS = 64  # of such a step, for which a prediction is made and which a device times when it loads
 
 PrefillVariant = Literal["paged", "fixed"]
@@ -81,6 +82,7 @@ class PrefillAttention:
     block_n: int  # keys in a tile, at most the page
     num_warps: int
     num_stages: int
+    tma: bool = False  # K and V come by tensor descriptors: the copy engine of Hopper and later fetches whole tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Plan:
     graph_batch_sizes: tuple[int, ...] = ()  # decode batches with a captured graph; empty where a device has none
     # Steps with prompts that have a captured graph, by the tokens they are padded to; rising.
     mixed_graph_tokens: tuple[int, ...] = ()
+    chunk_graph: bool = False  # steps with prompts that nearly fill `max_batch_tokens` have a graph as well
     device_index: int = 0  # among devices of its kind
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
     prefill_attention: PrefillAttention | None = None
@@ -146,6 +149,11 @@ class Plan:
         """The decode attention of a batch of `num_seqs`. Raises ValueError where the plan has none."""
         return decode_for(self.decode_attention, num_seqs)
 
+    @property
+    def captured_tokens(self) -> tuple[int, ...]:
+        """Tokens of each graph of steps with prompts, rising."""
+        return captured_tokens(self.mixed_graph_tokens, self.max_batch_tokens if self.chunk_graph else None)
+
     def mixed_decode(self, num_seqs: int) -> DecodeAttention:
         """The decode attention in a graph of steps with prompts and `num_seqs` sequences at most."""
         return mixed_decode(self.decode_attention, num_seqs, deterministic=self.deterministic)
@@ -158,6 +166,11 @@ class Plan:
         """SHA-256 over the choices that decide which tokens come out; equal digests mean equal choices."""
         chosen = {name: value for name, value in asdict(self).items() if name not in _NOT_IN_DIGEST}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).digest()
+
+
+def captured_tokens(tokens: Sequence[int], chunk: int | None) -> tuple[int, ...]:
+    """`tokens`, rising, and those of the `chunk` that has a graph."""
+    return (*tokens, *([] if chunk is None else [chunk]))
 
 
 def mixed_timed(tokens: Sequence[int]) -> int | None:

@@ -58,6 +58,7 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
     fields = [
         PlanField("graph_batch_sizes", plan.graph_batch_sizes, "graphs"),
         PlanField("mixed_graph_tokens", plan.mixed_graph_tokens, "mixed-graphs", "tokens"),
+        PlanField("chunk_graph", plan.chunk_graph, "mixed-graphs"),
         *(
             PlanField(
                 f"decode_{name}", tuple(getattr(bucket, name) for bucket in plan.decode_attention), decode, "", labels
@@ -70,6 +71,8 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
             PlanField(f"prefill_{name}", getattr(plan.prefill_attention, name), "prefill-attention")
             for name in ("variant", "block_m", "block_n", "num_warps", "num_stages")
         )
+        if plan.prefill_attention.tma:
+            fields.append(PlanField("prefill_tma", True, "prefill-attention"))
     if plan.library_prefill is not None:
         fields.extend(
             PlanField(f"library_prefill_{name}", value, "library-prefill", unit)

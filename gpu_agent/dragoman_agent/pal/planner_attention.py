@@ -176,7 +176,7 @@ def shared_bytes(model: ModelConfig, choice: DecodeChoice, prefill: PrefillAtten
 
 
 def _launch_of(option: PrefillAttention) -> PrefillLaunch:
-    return PrefillLaunch(option.block_m, option.block_n, option.num_warps, option.num_stages)
+    return PrefillLaunch(option.block_m, option.block_n, option.num_warps, option.num_stages, option.tma)
 
 
 def _judged(maker: Maker, page_size: int, batch: int) -> list[tuple[DecodeAttention, float]]:
@@ -366,7 +366,8 @@ def _word(option: DecodeAttention) -> str:
 
 
 def _prefill_word(option: PrefillAttention) -> str:
-    return f"m{option.block_m}-n{option.block_n}-w{option.num_warps}-g{option.num_stages}"
+    tma = "-tma" if option.tma else ""
+    return f"m{option.block_m}-n{option.block_n}-w{option.num_warps}-g{option.num_stages}{tma}"
 
 
 def _words(buckets: Sequence[DecodeAttention]) -> str:

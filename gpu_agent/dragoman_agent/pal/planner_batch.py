@@ -22,7 +22,7 @@ _MIN_GAIN = 0.2  # in tokens a second, for which every stream may get slower by 
 _SHORT_CONTEXT = 256  # at which streams begin
 _SEQS = (8, 16, 32, 64, 128, 256, 512)
 _CHUNKS = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
-_NEAR_BEST = 0.99  # of the best prefill rate: a longer chunk only delays others
+_NEAR_BEST = 0.98  # of the best prefill rate, about what two timings differ by: a longer chunk only delays others
 _CHUNK_SHARE = 8  # of the memory that weights leave, at most one part for a chunk's activations
 _MAX_PADDING_COST = 0.01  # of a step, for rows that nobody asked for
 GRAPH_NODE_BYTES = 40 << 10  # what was allowed for on an H200; no driver call says what a node takes
@@ -213,12 +213,15 @@ def choose_chunk(
     by_memory = max((tokens for tokens in _CHUNKS if tokens * token_bytes(model) <= spare), default=_CHUNKS[0])
     handover = step_cost.handover_seconds(times.rates, model, model.num_layers if library else 0)
     by_host = next((tokens for tokens, step in seconds.items() if step >= handover), _CHUNKS[-1])
-    chosen = max(min(max(by_compute, by_host), by_latency, by_memory), floor)
+    by_library = library.min_tokens if library else 0  # else it would never be used
+    wanted = max(by_compute, by_host, by_library)
+    chosen = max(min(wanted, by_latency, by_memory), floor)
     weights = 2 * model.num_parameters / times.rates.read_bandwidth
     free_tokens = weights * times.rates.matmul_rate / (2 * model.num_parameters)
     reason = (
-        f"min of {max(by_compute, by_host):,} (fewest tokens within {1 - _NEAR_BEST:.0%} of the best prefill rate, and that take the "
-        f"device longer than the {1e3 * handover:.1f} ms in which the host hands a step over), {by_latency:,} "
+        f"min of {wanted:,} (fewest tokens within {1 - _NEAR_BEST:.0%} of the best prefill rate, that take the "
+        f"device longer than the {1e3 * handover:.1f} ms in which the host hands a step over"
+        f"{f' and reach the {by_library:,} of the library' if library else ''}), {by_latency:,} "
         f"(most tokens within {1e3 * target:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
         f"memory that weights leave), at least {floor:,} for a prompt beside a full batch; "
         f"up to {free_tokens:,.0f} tokens hide behind reading the weights"

@@ -51,7 +51,7 @@ from dragoman_agent.pal.planner_memory import (
     context_bytes,
     workspace_bytes,
 )
-from dragoman_agent.pal.planner_mixed import choose_mixed_graphs, mixed_graph_bytes, mixed_graph_seconds
+from dragoman_agent.pal.planner_mixed import MixedGraphs, choose_mixed_graphs, mixed_graph_bytes, mixed_graph_seconds
 from dragoman_agent.pal.planner_products import LayerQuestion, Products, choose_products
 from dragoman_agent.pal.planner_tiers import copy_bytes, plan_tiers
 from dragoman_agent.pal.profile import Profile
@@ -66,6 +66,7 @@ _FIXED = "deterministic: every kernel runs in one form, whatever the step"
 _GRID_CONTEXTS = (128, 1024, 4096, 16384)
 _GRID_BATCHES = (1, 2, 4, 8)
 _MAX_GRID_BATCHES = 16  # graph sizes in the step model that is sent to a controller
+_NO_GRAPHS = MixedGraphs()
 _ALONE_CONTEXT = 200  # of the step that is compared with what the first user sees
 
 
@@ -85,7 +86,7 @@ class _Chosen:
     library: LibraryPrefill | None
     chunk: int
     graphs: tuple[int, ...]
-    mixed_graphs: tuple[int, ...]
+    mixed_graphs: MixedGraphs
     question: LayerQuestion
     gemm_fixed: tuple[GemmFixed, ...] = ()  # of a deterministic plan
 
@@ -128,7 +129,8 @@ def plan_cuda(
         memory=(*memory, *tiers.lines),
         step_model=step_model,
         graph_batch_sizes=chosen.graphs,
-        mixed_graph_tokens=chosen.mixed_graphs,
+        mixed_graph_tokens=chosen.mixed_graphs.tokens,
+        chunk_graph=chosen.mixed_graphs.chunk is not None,
         device_index=profile.device.index,
         decode_attention=chosen.decode.attention,
         prefill_attention=chosen.prefill,
@@ -169,7 +171,7 @@ def predict_cuda(
     graphs: tuple[int, ...],
     chunk: int,
     library: LibraryPrefill | None = None,
-    mixed_graphs: tuple[int, ...] = (),
+    mixed_graphs: MixedGraphs = _NO_GRAPHS,
 ) -> StepModel:
     """t = sum over the kernels of a step of phase + max(bytes / rate, operations / rate), over batch and context.
 
@@ -194,9 +196,11 @@ def predict_cuda(
         on_device = step_cost.prefill_step_seconds(
             times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
         )
-        size = next((size for size in mixed_graphs if size >= tokens), None)
+        size = next((size for size in mixed_graphs.tokens if size >= tokens), None)
         if size is not None:
             return mixed_graph_seconds(shape, prefill, size)
+        if tokens == mixed_graphs.chunk:
+            return mixed_graph_seconds(shape, prefill, tokens, library, PROMPT_TOKENS)
         # Outside a graph the host launches kernel by kernel, and a small step waits for it.
         return max(on_device, step_cost.handover_seconds(times.rates, model))
 
@@ -253,7 +257,7 @@ def _choose(
     timed = layer_seconds(timings, model, LayerChoices(page_size, decode.attention, rows, gemm), num_seqs)
     dependent, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off or fixed)
     shape = replace(shape, attention=decode.attention, dependent_gains=dependent.gains)
-    mixed, mixed_decision = choose_mixed_graphs(shape, prefill, chunk, num_seqs, kv_bytes, profile, tuning_off)
+    mixed, mixed_decision = choose_mixed_graphs(shape, prefill, library, chunk, num_seqs, kv_bytes, profile, tuning_off)
     matmul = "matrix products in one order" if limits.deterministic else "the library's matrix products"
     decisions = [
         Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights in bfloat16"),
@@ -291,14 +295,15 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int)
         chosen.num_seqs,
         chosen.context,
         chosen.page_size,
-        chosen.mixed_graphs,
+        chosen.mixed_graphs.captured,
         deterministic=bool(chosen.gemm_fixed),
     )
     if chosen.gemm_fixed:
         workspace += fixed_parts_bytes(model, chosen.decode.attention, chosen.num_seqs, chosen.context)
     return Sizes(
         weights=2 * model.num_parameters,
-        graphs=graph_bytes(model, chosen.graphs) + mixed_graph_bytes(model, chosen.mixed_graphs, chosen.num_seqs),
+        graphs=graph_bytes(model, chosen.graphs)
+        + mixed_graph_bytes(model, chosen.mixed_graphs.captured, chosen.num_seqs),
         workspace=workspace + copies,
         context=context_bytes(times.rates),
     )

@@ -1,44 +1,68 @@
-"""Which steps with prompts have a graph: those that the device computes sooner than the host hands them over. Pure."""
+"""Which steps with prompts have a graph: those that the device computes sooner than the host hands them over, and full ones. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import profile_inputs
-from dragoman_agent.pal.plan import PrefillAttention, mixed_graph_sizes, mixed_timed
+from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention, captured_tokens, mixed_graph_sizes, mixed_timed
 from dragoman_agent.pal.planner_batch import GRAPH_NODE_BYTES, StepShape
 from dragoman_agent.pal.planner_memory import token_bytes
 from dragoman_agent.pal.profile import Profile
 
-_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096)
 _MAX_PADDING = 0.1  # of a step's time, for which no graph of its own is worth it
-# Of the host's time, below which the device's is surely shorter: what a launch takes the host varied by a third between
-# probes of one H200, and a step there took half of what they let expect.
-_CERTAIN = 0.5
+# Of the host's time, up to which the device's is no longer: on an H200 steps took the host 0.8 to 2.5 times what probes of one
+# launch let expect, as long as nothing else ran beside them and when something did.
+_CERTAIN = 0.9
+_WORTH_A_CHUNK = 0.02  # of a full step, that handing it over takes the host at least where it has a graph
 _KV_SHARE = 0.02  # of the memory for KV, at most, that such graphs take
+
+
+@dataclass(frozen=True, slots=True)
+class MixedGraphs:
+    """The graphs of steps with prompts."""
+
+    tokens: tuple[int, ...] = ()  # that any shorter step is padded to, rising
+    chunk: int | None = None  # tokens of full steps, where they have one too
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """Tokens of all of them."""
+        return captured_tokens(self.tokens, self.chunk)
 
 
 def choose_mixed_graphs(
     shape: StepShape,
     prefill: PrefillAttention,
+    library: LibraryPrefill | None,
     chunk: int,
     max_num_seqs: int,
     kv_bytes: float,
     profile: Profile,
     off: str | None,
-) -> tuple[tuple[int, ...], Decision]:
-    """Tokens that steps with prompts are padded to, rising; longer ones run kernel by kernel."""
+) -> tuple[MixedGraphs, Decision]:
+    """Steps that the device computes sooner than the host hands them over, and those that fill the chunk, which spare the
+    host the work; what lies between runs kernel by kernel.
+    """
     subject, model = "mixed-graphs", shape.model
     if off:
-        return (), Decision(subject, "none", off)
+        return MixedGraphs(), Decision(subject, "none", off)
     handover = step_cost.handover_seconds(shape.times.rates, model)
     seconds = {size: mixed_graph_seconds(shape, prefill, size) for size in _SIZES if size <= chunk}
     apart = _far_apart({size: step for size, step in seconds.items() if step <= _CERTAIN * handover})
     memory = [mixed_graph_bytes(model, apart[:nth], max_num_seqs) for nth in range(len(apart) + 1)]
     sizes = tuple(size for nth, size in enumerate(apart, 1) if memory[nth] <= _KV_SHARE * kv_bytes)
+    fills = None
+    if chunk not in sizes:
+        full = mixed_graph_seconds(shape, prefill, chunk, library)
+        has_room = mixed_graph_bytes(model, (*sizes, chunk), max_num_seqs) <= _KV_SHARE * kv_bytes
+        fills = chunk if has_room and handover >= _WORTH_A_CHUNK * full else None
+    chosen = MixedGraphs(sizes, fills)
 
     def why_not(size: int, step: float) -> str:
         if step > _CERTAIN * handover:
@@ -52,22 +76,34 @@ def choose_mixed_graphs(
     )
     reason = (
         f"the host takes {1e3 * handover:.1f} ms to hand a step over kernel by kernel; up to {sizes[-1]:,} tokens the device "
-        f"surely takes less, so a graph hands them over at once ({memory[len(sizes)] / (1 << 20):.0f} MiB)"
+        f"takes no longer, so a graph hands them over at once"
         if sizes
-        else f"no step is both surely shorter than the {1e3 * handover:.1f} ms in which the host hands it over and small enough to keep"
+        else f"no step is both shorter than the {1e3 * handover:.1f} ms in which the host hands it over and small enough to keep"
     )
+    if fills is not None:
+        reason += f"; steps of {fills:,} tokens, which fill the chunk, spare the host that work"
+    if chosen.captured:
+        reason += f" ({mixed_graph_bytes(model, chosen.captured, max_num_seqs) / (1 << 20):.0f} MiB)"
     names = ("scheduling.host_launch", "memory.read_bandwidth", "scheduling.phase", "memory.free")
     timed = mixed_timed(sizes)
-    words = ", ".join(map(str, sizes)) or "none"
+    words = ", ".join(map(str, chosen.captured)) or "none"
     predicted = seconds[timed] if timed else None
-    return sizes, Decision(subject, words, reason, profile_inputs(profile, *names), candidates, predicted, unit="s")
+    return chosen, Decision(subject, words, reason, profile_inputs(profile, *names), candidates, predicted, unit="s")
 
 
-def mixed_graph_seconds(shape: StepShape, prefill: PrefillAttention, num_tokens: int) -> float:
-    """A step of `num_tokens` as its graph runs it: one prompt, and decode attention that finds nothing to do."""
+def mixed_graph_seconds(
+    shape: StepShape,
+    prefill: PrefillAttention,
+    num_tokens: int,
+    library: LibraryPrefill | None = None,
+    prompt: int | None = None,
+) -> float:
+    """A step of `num_tokens` as its graph runs it: prompts of `prompt` tokens (None: one), and decode attention that finds
+    nothing to do.
+    """
     model, times = shape.model, shape.times
     step = step_cost.prefill_step_seconds(
-        times, model, shape.page_size, prefill, num_tokens, num_tokens, None, shape.gemm, in_graph=True
+        times, model, shape.page_size, prefill, num_tokens, prompt or num_tokens, library, shape.gemm, in_graph=True
     )
     return step + 2 * model.num_layers * times.rates.phase_seconds
 

@@ -20,6 +20,7 @@ _WHY_NOT = {
     "max_context_tokens": "clients were told the longest context",
     "graph_batch_sizes": "the graphs are captured",
     "mixed_graph_tokens": "the graphs are captured",
+    "chunk_graph": "the graphs are captured",
     "kv_dtype": "the arena is taken",
 }
 _AT_START = "kernels and memory were made for it when the engine started"

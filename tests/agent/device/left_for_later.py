@@ -27,7 +27,7 @@ from dragoman_text import TextTokenizer
 from dragoman_text.tokenizer import byte_tokenizer_files
 
 warm_up.TIMED_CONTEXTS, warm_up.TIMED_BATCHES = (40,), (4,)  # as small as the model
-PLAN = replace(interpreted_subject().plan, graph_batch_sizes=(1, 2, 4), mixed_graph_tokens=(4, 12))
+PLAN = replace(interpreted_subject().plan, graph_batch_sizes=(1, 2, 4), mixed_graph_tokens=(4, 12), chunk_graph=False)
 PROMPT = np.random.default_rng(3).integers(1, 60, 20).tolist()  # a page and more, which requests that come later share
 
 

@@ -31,7 +31,7 @@ def opened(plan: Plan) -> InterpretedDevice:
 
 def main() -> None:
     """Sequences that come, are computed in random chunks beside each other, decode, and go."""
-    plan = replace(interpreted_subject().plan, mixed_graph_tokens=())
+    plan = replace(interpreted_subject().plan, mixed_graph_tokens=(), chunk_graph=False)
     by_kernel, by_graph = opened(plan), opened(replace(plan, mixed_graph_tokens=SIZES))
     replayed: list[int] = []
     replay = by_graph._mixed_graphs.replay

@@ -20,9 +20,7 @@ STEP = step_of([Part([5], 3, [1]), Part(list(range(1, 18)), 0, [2, 3]), Part(lis
 
 
 def ops(*, library: bool = False) -> Any:
-    sizes = AttentionSizes(4, 2, 8, 16, 9, 3, 64, 100)
-    tables: list[torch.Tensor] = []
-    made = SimpleNamespace(sizes=sizes, tables=tables, part=lambda words, table: tables.append(table) or words)
+    made = SimpleNamespace(sizes=AttentionSizes(4, 2, 8, 16, 9, 3, 64, 100), part=lambda words: words)
     return SimpleNamespace(queries_an_item=16, library=made if library else None)
 
 
@@ -64,9 +62,12 @@ def test_what_a_library_attends_has_no_work_list() -> None:
     assert step.prefill.library is None and len(step.prefill.work_list) == 3
 
 
-def rooms(*tokens: int, max_num_seqs: int = 8) -> list[Room]:
-    plan = dataclasses.replace(PLAN, mixed_graph_tokens=tokens, max_num_seqs=max_num_seqs, max_batch_tokens=500)
-    return Room.all_of(plan, ops())
+def rooms(*tokens: int, max_num_seqs: int = 8, chunk: int | None = None, library_from: int | None = None) -> list[Room]:
+    plan = dataclasses.replace(
+        PLAN, mixed_graph_tokens=tokens, max_num_seqs=max_num_seqs, max_batch_tokens=chunk or 500, chunk_graph=chunk is not None,
+        library_prefill=None if library_from is None else LibraryPrefill("cudnn", library_from, 3),
+    )  # fmt: skip
+    return Room.all_of(plan, ops(library=library_from is not None))
 
 
 def test_graphs_of_many_tokens_come_for_few_sequences_and_for_many() -> None:
@@ -88,6 +89,28 @@ def test_more_sequences_or_work_items_than_a_graph_holds_take_a_larger_one_or_no
     assert mixed_inputs(STEP, PLAN, ops(), [Room(32, 2, 9), Room(40, 3, 1), Room(40, 3, 9)]).room == Room(40, 3, 9)
     prompts = step_of([Part([1, 2], 0, [1 + i]) for i in range(80)], 16)
     assert mixed_inputs(prompts, PLAN, ops(), rooms(160, max_num_seqs=80)).room is None, "80 items, each of 2 queries"
+
+
+def test_only_steps_that_nearly_fill_the_chunk_run_in_its_graph() -> None:
+    assert rooms(8, chunk=28) == [Room(8, 8, 8), Room(28, 8, 9, min_tokens=25)]
+    assert mixed_inputs(STEP, PLAN, ops(), rooms(8, chunk=28)).room == Room(28, 8, 9, min_tokens=25)
+    assert mixed_inputs(STEP, PLAN, ops(), rooms(8, chunk=30)).room is None, "26 tokens of 30"
+    assert rooms(28, chunk=28) == [Room(28, 8, 9)], "a graph that takes any step is no other"
+
+
+def test_a_graph_whose_prompts_the_library_attends_takes_what_it_can_run() -> None:
+    both = rooms(8, 30, library_from=30)
+    assert both == [Room(8, 8, 8), Room(30, 8, 9, is_ours=False), Room(30, 8, 9)]
+    inputs = mixed_inputs(STEP, PLAN, ops(library=True), both)
+    assert inputs.room == both[1] and inputs.library is not None
+    views, _ = views_of(inputs)
+    # Behind the row of the sequence that decodes.
+    assert views["library"].tolist() == [32, 18 * 32, 26 * 32, 26 * 32, 17, 8, 0, 17, 28, 0]
+    padded = inputs.padded_step(views, PLAN, torch.zeros((PLAN.max_num_seqs, 9), dtype=torch.int32))
+    assert padded.prefill.library is not None and padded.prefill.first_row == 0
+    prompts = step_of([Part([1, 2, 3, 4, 5, 6, 7], 0, [1 + i]) for i in range(4)], 16)
+    inputs = mixed_inputs(prompts, PLAN, ops(library=True), both)
+    assert inputs.room == both[2] and inputs.library is None, "four prompts, the library takes three"
 
 
 def test_what_a_graph_reads_lies_in_one_place_whatever_the_step() -> None:

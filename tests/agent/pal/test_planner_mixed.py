@@ -30,7 +30,7 @@ def test_up_to_the_step_that_the_host_hands_over_in_no_less(card: Card, shapes: 
     assert sizes and list(sizes) == sorted(set(sizes))
     handover = step_cost.handover_seconds(rates_of(card()), model)
     predicted = {candidate.name: candidate.predicted for candidate in decision.candidates}
-    assert sizes[-1] == max(int(name) for name, seconds in predicted.items() if seconds <= handover / 2)
+    assert sizes[-1] == max(int(name) for name, seconds in predicted.items() if seconds <= 0.9 * handover)
     for name, seconds in predicted.items():
         if int(name) < sizes[-1]:
             padded = predicted[str(next(size for size in sizes if size >= int(name)))]
@@ -41,6 +41,7 @@ def test_up_to_the_step_that_the_host_hands_over_in_no_less(card: Card, shapes: 
     quick, none = planned(card({"scheduling.host_launch": 0.1e-6}), model)
     assert len(slow.mixed_graph_tokens) > len(sizes) and quick.mixed_graph_tokens == ()
     assert none.chosen == "none" and none.predicted is None and "no step is" in none.reason
+    assert quick.chunk_graph is False, "handing it over is nothing beside computing it"
 
 
 def test_a_short_prompt_no_longer_waits_for_the_host(card: Card, shapes: Shapes) -> None:
@@ -64,8 +65,20 @@ def test_their_memory_is_in_the_budget_and_small_beside_kv(card: Card, shapes: S
 
 
 def test_none_is_longer_than_a_step_may_be(card: Card, shapes: Shapes) -> None:
-    plan, _ = planned(card(), shapes("qwen3-0.6b"))
-    assert plan.mixed_graph_tokens[-1] <= plan.max_batch_tokens
+    plan, decision = planned(card(), shapes("qwen3-0.6b"))
+    assert plan.mixed_graph_tokens[-1] < plan.max_batch_tokens
+    assert plan.chunk_graph and plan.captured_tokens == (*plan.mixed_graph_tokens, plan.max_batch_tokens)
+    assert f"steps of {plan.max_batch_tokens:,} tokens, which fill the chunk" in decision.reason
+
+
+def test_a_full_step_has_a_graph_unless_its_memory_is_worth_more_as_kv(card: Card, shapes: Shapes) -> None:
+    model = shapes("qwen3-0.6b")
+    small, _ = planned(card({"memory.free": 4 << 30}), model)
+    assert small.mixed_graph_tokens and not small.chunk_graph
+    plan, _ = planned(card(), model)
+    whole = mixed_graph_bytes(model, plan.captured_tokens, plan.max_num_seqs)
+    assert whole - mixed_graph_bytes(model, plan.mixed_graph_tokens, plan.max_num_seqs) > plan.max_batch_tokens * 1024
+    assert whole < {line.name: line.size_bytes for line in plan.memory}["graphs"]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -51,13 +51,14 @@ def plan_of(kind: str, road: str, kv_dtype: str = "float32", **changes: Any) -> 
 
 def gpu_plan(kind: str, kv_dtype: str = "bfloat16") -> Plan:
     """Graphs of 2 and 4 sequences, the second with a row of padding in the cases of 3; contexts split in two and not split;
-    one matrix multiplied by the kernel of few rows; steps with prompts of up to 20 tokens in graphs, longer ones not."""
+    one matrix multiplied by the kernel of few rows; steps with prompts of up to 20 tokens in graphs, longer ones not unless they fill the chunk."""
     return plan_of(
         kind,
         "triton-bfloat16",
         kv_dtype,
         graph_batch_sizes=(2, 4),
         mixed_graph_tokens=(8, 20),
+        chunk_graph=True,
         decode_attention=(DecodeAttention(2, 2, 16, 4, 3), DecodeAttention(4, 1, 16, 4, 3)),
         prefill_attention=PrefillAttention("paged", 16, 16, 4, 3),
         gemm_decode=(GemmDecode(n=128, k=64, max_rows=4, block_n=16, block_k=64, num_stages=3, num_warps=2),),
