@@ -21,17 +21,20 @@ from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.plan import Plan
 
-STEPS = ("prompt-8192", "prompts-512", "short-128", "short-512", "decode-1", "decode-256")
+STEPS = ("prompt-8192", "prompts-512", "prompt-128", "prompt-512", "decode-1", "decode-256")
 NUM_STEPS = 4
 LINES = 14  # of a table
 
 
 def step_named(name: str, plan: Plan, model: ModelConfig) -> StepBatch:
-    """`prompt-N`: one prompt of N tokens; `prompts-N`: 8,192 tokens of prompts of N; `short-N`: one prompt of N; `decode-N`: N sequences."""
+    """`prompt-N`: one prompt of N tokens, as many of them as a step may have; `prompts-N`: a full step of prompts of N tokens;
+    `decode-N`: N sequences.
+    """
     kind, number = name.split("-")
     if kind == "decode":
         return decode_batch(plan, int(number), 512)
-    return prefill_batch(plan, model, 8192 if kind == "prompts" else int(number), int(number))
+    size, chunk = int(number), plan.max_batch_tokens
+    return prefill_batch(plan, model, chunk if kind == "prompts" else min(size, chunk), min(size, chunk))
 
 
 def kernels(device: CudaDevice, step: StepBatch) -> tuple[dict[str, list[float]], float]:

@@ -1,5 +1,6 @@
 """F11 on a GPU: a kernel in the engine's own process writes to address 0. The agent leaves within a second; its neighbour serves on.
 
+Agents are deterministic: a step that is padded further may round otherwise, and graphs come one by one after the start.
 PYTHONPATH=. python tests/gpu/check_sticky.py MODEL      exit 1 when a check is off. No GPU is reset.
 """
 
@@ -29,7 +30,7 @@ def start(model: str, *, injection: Injection | None = None) -> tuple[CellProces
         wanted = ("PYTHONPATH", "FAULT_TRIGGER")
         environ = {name: injection.environ[name] for name in wanted} | {"FAULT_DEVICE": "cuda"}
     agent = CellProcess(
-        "dragoman_agent.main", "--device", "cuda", "--model", model, "--memory-utilization", "0.25", "--open",
+        "dragoman_agent.main", "--device", "cuda", "--model", model, "--memory-utilization", "0.25", "--deterministic", "--open",
         "--port", "0", "--metrics-port", "0", environ=environ,
     )  # fmt: skip
     address = agent.wait_for("serving")["grpc"]
