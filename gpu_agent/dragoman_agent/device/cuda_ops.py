@@ -140,7 +140,7 @@ class CudaOps:
         paged_prefill_attention(
             q, keys, values, part.block_tables, part.query_starts, part.context_lens, part.work_list,
             block_m=launch.block_m, block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
-            key_scale=scales[0], value_scale=scales[1], out=out,
+            tma=launch.tma, key_scale=scales[0], value_scale=scales[1], out=out,
         )  # fmt: skip
 
     def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart, out: Tensor) -> None:

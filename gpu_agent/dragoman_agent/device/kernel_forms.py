@@ -76,7 +76,7 @@ def _attention(plan: Plan, sizes: list[int]) -> Iterator[Form]:
             yield Form("decode", (one.num_splits, one.block_n, one.num_stages, one.num_warps), early)
     if plan.prefill_attention is not None:
         own = plan.prefill_attention
-        yield Form("prefill", (own.block_m, own.block_n, own.num_stages, own.num_warps))
+        yield Form("prefill", (own.block_m, own.block_n, own.num_stages, own.num_warps, int(own.tma)))
 
 
 def _products(model: ModelConfig, plan: Plan, sizes: list[int]) -> Iterator[Form]:

@@ -229,10 +229,10 @@ def _prefill(at: _Shapes, form: Form) -> None:
     from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 
     heads, _, dim = at.heads
-    block_m, block_n, stages, warps = form.sizes
+    block_m, block_n, stages, warps, tma = form.sizes
     paged_prefill_attention(
         at.tensor(_ROWS, heads, dim), at.cache(form), at.cache(form), at.ints(1, 4), at.ints(2), at.ints(1), at.ints(1, 2),
-        block_m=block_m, block_n=block_n, num_stages=stages, num_warps=warps,
+        block_m=block_m, block_n=block_n, num_stages=stages, num_warps=warps, tma=bool(tma),
     )  # fmt: skip
 
 

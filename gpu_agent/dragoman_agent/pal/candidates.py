@@ -177,12 +177,15 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
         for option in (*decode_shortlist(times, model, plan.page_size, batch), *chosen):
             yield step_cost.decode_attention_call(model, plan.page_size, option, batch, context)
     options = prefill_shortlist(times, model, plan.page_size)
-    lengths = [PROMPT_TOKENS, plan.max_batch_tokens]
-    for launch, length in itertools.product(options, lengths):
-        tokens = min(length, plan.max_batch_tokens, plan.max_context_tokens)
-        yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, tokens)
+    by_descriptors = [option for option in options if option.tma and not plan.deterministic]
+    options = [option for option in options if not option.tma]
+    chunk = min(plan.max_batch_tokens, plan.max_context_tokens)
+    usual = min(PROMPT_TOKENS, chunk)
+    points = dict.fromkeys(((usual, usual), (chunk, chunk), *prefill_points(plan.max_context_tokens)))
+    for launch, (tokens, context) in itertools.product((*options, *by_descriptors), points):
+        yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, context)
     if times.rates.capability >= LIBRARY_CAPABILITY and options and not plan.deterministic:
-        own = [options[0], *([plan.prefill_attention] if plan.prefill_attention else [])]
+        own = [options[0], *([plan.prefill_attention] if plan.prefill_attention else []), *by_descriptors[:1]]
         for tokens, context in library_points(plan.max_context_tokens):
             yield step_cost.library_prefill_call(model, plan.page_size, tokens, context)
             for launch in own:

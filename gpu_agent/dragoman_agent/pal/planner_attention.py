@@ -16,7 +16,6 @@ from dragoman_agent.pal.candidates import (
     contexts_of,
     decode_shortlist,
     page_batches,
-    prefill_shortlist,
 )
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
@@ -25,14 +24,13 @@ from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention, Reduction
 from dragoman_agent.pal.profile import Profile
 from dragoman_kernels.triton.launches import (
     DECODE_SPLITS,
-    PREFILL_LAUNCHES,
     DecodeLaunch,
     PrefillLaunch,
     decode_resources,
     prefill_resources,
 )
 
-_INPUTS = (
+INPUTS = (
     "compute.multiprocessors",
     "memory.read_bandwidth",
     "memory.shared_per_block",
@@ -44,7 +42,6 @@ _LONG_SHARE = 1 / 16  # of the steps have such a sequence
 _MAX_USUAL_COST = 0.01  # of a usual step, for the launches and merges of a burst
 _FEW_SEQS = 8  # a burst is for batches in which one sequence can end last
 _TELLS_APART = 0.02  # pages whose steps differ by less are taken as equal
-_PREFILL_TELLS_APART = 0.05  # what is predicted within it goes by the order of the table
 _USUAL_PAGE = 64  # a unit of prefix sharing: the choice among equals
 
 
@@ -77,7 +74,7 @@ def choose_page(maker: Maker, off: str | None) -> tuple[int, Decision]:
     if costs[_USUAL_PAGE] <= (1 + _TELLS_APART) * best:
         chosen = _USUAL_PAGE
     if costs[chosen] == float("inf"):
-        raise PlanError(_no_launch(maker, "decode"))
+        raise PlanError(no_launch(maker, "decode"))
     candidates = tuple(
         Candidate(f"{page}", cost if cost < float("inf") else None, "" if page == chosen else _page_reason(cost, costs[chosen]))
         for page, cost in costs.items()
@@ -87,7 +84,7 @@ def choose_page(maker: Maker, off: str | None) -> tuple[int, Decision]:
         f"counted by how scarce it is ({min(maker.kv_demand, 1.0):.0%} of KV wanted); within {_TELLS_APART:.0%} the unit of "
         f"prefix sharing, {_USUAL_PAGE}"
     )
-    inputs = profile_inputs(maker.profile, "memory.free", *_INPUTS)
+    inputs = profile_inputs(maker.profile, "memory.free", *INPUTS)
     return chosen, Decision("page-size", f"{chosen}", reason, inputs, candidates, costs[chosen], unit="s")
 
 
@@ -100,7 +97,7 @@ def choose_decode(maker: Maker, page_size: int, off: str | None) -> tuple[Decode
     batches = [batch for batch in DECODE_BATCHES if batch < 2 * maker.max_num_seqs]
     lists = {batch: _judged(maker, page_size, batch) for batch in batches}
     if not all(lists.values()):
-        raise PlanError(_no_launch(maker, "decode"))
+        raise PlanError(no_launch(maker, "decode"))
     even = [lists[batch][0] for batch in batches]
     burst, burst_decision = _choose_burst(maker, page_size, lists)
     buckets = [burst.get(option.max_batch, option) for option, _ in even]
@@ -115,7 +112,7 @@ def choose_decode(maker: Maker, page_size: int, off: str | None) -> tuple[Decode
     )
     decision = Decision(
         "decode-attention", _words(merged), f"{reason}, {_source(maker, page_size, buckets)}",
-        profile_inputs(maker.profile, *_INPUTS), candidates, first[0][1], unit="s",
+        profile_inputs(maker.profile, *INPUTS), candidates, first[0][1], unit="s",
     )  # fmt: skip
     return DecodeChoice(merged, bool(burst)), [decision, burst_decision]
 
@@ -134,36 +131,6 @@ def fit_to_graphs(
     return replace(choice, attention=kept), told
 
 
-def choose_prefill(maker: Maker, page_size: int, off: str | None) -> tuple[PrefillAttention, Decision]:
-    """The quickest launch for a prompt of usual length."""
-    if off:
-        fixed = pal_off.PREFILL_ATTENTION
-        return fixed, Decision("prefill-attention", _prefill_word(fixed), off)
-    tokens = min(PROMPT_TOKENS, maker.model.max_context_tokens)
-    options = [
-        (option, step_cost.prefill_attention_call(maker.model, page_size, option, tokens, tokens))
-        for option in prefill_shortlist(maker.times, maker.model, page_size)
-    ]
-    if not options:
-        raise PlanError(_no_launch(maker, "prefill"))
-    timed = [(option, seconds) for option, call in options if (seconds := maker.times.measured(call)) is not None]
-    judged = timed or [(option, maker.times.seconds(call)) for option, call in options]
-    best = min(seconds for _, seconds in judged)
-    near = 1.0 if timed else 1 + _PREFILL_TELLS_APART
-    chosen = min(
-        (option for option, seconds in judged if seconds <= near * best),
-        key=lambda one: PREFILL_LAUNCHES.index(_launch_of(one)),
-    )
-    candidates = tuple(
-        Candidate(_prefill_word(option), seconds, "" if option == chosen else f"{seconds / best - 1:+.1%}")
-        for option, seconds in judged
-    )
-    how = "measured on the device" if timed else "predicted from tile, occupancy and matrix rate"
-    inputs = profile_inputs(maker.profile, "compute.matmul_bfloat16", *_INPUTS)
-    reason = f"the shortest for a prompt of {tokens} tokens, {how}"
-    return chosen, Decision("prefill-attention", _prefill_word(chosen), reason, inputs, candidates, best, unit="s")
-
-
 def shared_bytes(model: ModelConfig, choice: DecodeChoice, prefill: PrefillAttention, page_size: int, capability: tuple[int, int]) -> int:  # fmt: skip
     """Shared memory of the largest block that the plan launches."""
     group = model.num_heads // model.num_kv_heads
@@ -171,11 +138,12 @@ def shared_bytes(model: ModelConfig, choice: DecodeChoice, prefill: PrefillAtten
         decode_resources(DecodeLaunch(one.block_n, one.num_warps, one.num_stages), group, model.head_dim, page_size)
         for one in choice.attention
     )
-    largest = prefill_resources(_launch_of(prefill), model.head_dim, page_size, capability)
+    largest = prefill_resources(launch_of(prefill), model.head_dim, page_size, capability)
     return max(largest.shared_bytes, *(one.shared_bytes for one in decode))
 
 
-def _launch_of(option: PrefillAttention) -> PrefillLaunch:
+def launch_of(option: PrefillAttention) -> PrefillLaunch:
+    """What of it makes a binary."""
     return PrefillLaunch(option.block_m, option.block_n, option.num_warps, option.num_stages, option.tma)
 
 
@@ -352,7 +320,8 @@ def _source(maker: Maker, page_size: int, buckets: Sequence[DecodeAttention]) ->
     )
 
 
-def _no_launch(maker: Maker, kind: str) -> str:
+def no_launch(maker: Maker, kind: str) -> str:
+    """Why there is no plan, and what to do."""
     rates = maker.times.rates
     return (
         f"no launch of {kind} attention for head size {maker.model.head_dim} fits the profile {maker.profile.name}: "
@@ -363,11 +332,6 @@ def _no_launch(maker: Maker, kind: str) -> str:
 
 def _word(option: DecodeAttention) -> str:
     return f"s{option.num_splits}-n{option.block_n}-w{option.num_warps}-g{option.num_stages}"
-
-
-def _prefill_word(option: PrefillAttention) -> str:
-    tma = "-tma" if option.tma else ""
-    return f"m{option.block_m}-n{option.block_n}-w{option.num_warps}-g{option.num_stages}{tma}"
 
 
 def _words(buckets: Sequence[DecodeAttention]) -> str:

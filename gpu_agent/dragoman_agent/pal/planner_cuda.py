@@ -26,7 +26,6 @@ from dragoman_agent.pal.planner_attention import (
     Maker,
     choose_decode,
     choose_page,
-    choose_prefill,
     choose_reduction,
     fit_to_graphs,
     shared_bytes,
@@ -52,6 +51,7 @@ from dragoman_agent.pal.planner_memory import (
     workspace_bytes,
 )
 from dragoman_agent.pal.planner_mixed import MixedGraphs, choose_mixed_graphs, mixed_graph_bytes, mixed_graph_seconds
+from dragoman_agent.pal.planner_prefill import choose_prefill
 from dragoman_agent.pal.planner_products import LayerQuestion, Products, choose_products
 from dragoman_agent.pal.planner_tiers import copy_bytes, plan_tiers
 from dragoman_agent.pal.profile import Profile

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dragoman_kernels.triton.attention_prefill_tma import prefill_by_descriptors
 from dragoman_kernels.triton.float8 import is_float8
 from dragoman_kernels.triton.paging import tile_offsets
 
@@ -132,6 +133,7 @@ def paged_prefill_attention(
     block_n: int = 64,
     num_stages: int = 3,
     num_warps: int = 8,
+    tma: bool = False,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -142,13 +144,20 @@ def paged_prefill_attention(
     [num_seqs] with the chunk included; `work_list` from `prefill_work_list` with the same block_m; an item of a sequence
     without queries and context does nothing, and rows of no chunk are left as they are. All int32. A tile
     has `block_n` keys, of one page or of several. The defaults run on every architecture at head size 128; which launch
-    is quickest is the plan's business. Caches in float8_e4m3fn are times `key_scale` and `value_scale`.
+    is quickest is the plan's business. Caches in float8_e4m3fn are times `key_scale` and `value_scale`. With `tma` whole
+    tiles of K and V come by tensor descriptors, which float8 has none of: ValueError, as for tiles of several pages.
     """
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     if out is None:
         out = torch.empty_like(q)
     scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634 * key_scale
+    if tma:
+        prefill_by_descriptors(
+            q, k_cache, v_cache, block_tables, query_starts, context_lens, work_list, scale_log2,
+            block_m=block_m, block_n=block_n, num_stages=num_stages, num_warps=num_warps, out=out,
+        )  # fmt: skip
+        return out
     padded_dim = triton.next_power_of_2(head_dim)
     _prefill_kernel[(num_heads, work_list.shape[0])](
         q, k_cache, v_cache, block_tables, query_starts, context_lens, work_list, out,

@@ -128,6 +128,11 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         _contract("compute", "num_tokens num_heads num_kv_heads head_dim num_context_tokens num_query_context",
                   _prefill_bytes, _prefill_flops, 255),
     ),
+    "triton.prefill_tma": (
+        "attention_prefill_tma", "prefill_by_descriptors",
+        _contract("compute", "num_tokens num_heads num_kv_heads head_dim num_context_tokens num_query_context",
+                  _prefill_bytes, _prefill_flops, 255, spill_bytes=8 * _SPILL),
+    ),
     "triton.gemm_fixed": (
         "gemm_fixed", "gemm_fixed",
         _contract("compute", "m n k", lambda s: _VALUE * (s["n"] * s["k"] + s["m"] * (s["n"] + s["k"])),

@@ -23,12 +23,13 @@ class DecodeLaunch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillLaunch:
-    """Queries of a work item, keys in a tile, warps of a block, stages of its loop."""
+    """Queries of a work item, keys in a tile, warps of a block, stages of its loop, and who fetches K and V."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    tma: bool = False  # the copy engine, by tensor descriptors; else the block's threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,13 @@ PREFILL_LAUNCHES = tuple(
     PrefillLaunch(*launch)
     for launch in ((64, 64, 4, 3), (64, 64, 4, 5), (64, 64, 8, 3), (64, 32, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3))
 )
+
+# By tensor descriptors. Four warps of 128 queries leave room for two blocks a multiprocessor, whose products and weights
+# take turns; of 64 queries there are more blocks for short prompts.
+TMA_PREFILL_LAUNCHES = tuple(
+    PrefillLaunch(*launch, tma=True) for launch in ((128, 64, 4, 3), (128, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5))
+)
+_TMA_CAPABILITIES = (9, 10)  # whose products read K and V from where the copy engine puts them
 
 # Of cards that are not NVIDIA's, by the threads that run in step: (decode, prefill), the largest tiles that AMD's compiler
 # keeps in registers and 64 KiB of shared memory at head size 128 (gfx942 runs 64 in step, gfx1100 32). Never timed.
@@ -128,6 +136,10 @@ def prefill_resources(launch: PrefillLaunch, head_dim: int, page_size: int, capa
     dim = _padded(head_dim)
     threads = 32 * launch.num_warps
     outputs, scores = launch.block_m * dim / threads, launch.block_m * launch.block_n / threads
+    if launch.tma:  # threads hold outputs, scores and weights, and no addresses
+        num_tiles = max((launch.num_stages + 1) // 2, 2)
+        shared = num_tiles * (2 * launch.block_n * dim * 2 + 8) + 2 * launch.block_m * dim + 16
+        return Resources(shared, round(24 + outputs + 1.6 * scores), num_tiles)
     num_tiles = _num_buffers(launch.num_stages)
     from_shared = capability[0] in (9, 10) and launch.block_m >= 64
     if from_shared:
@@ -158,6 +170,22 @@ def prefill_launches(
         launch
         for launch in PREFILL_LAUNCHES
         if _fits(prefill_resources(launch, head_dim, page_size, capability), shared_per_block)
+    )
+
+
+def tma_prefill_launches(
+    head_dim: int, page_size: int, capability: tuple[int, int], shared_per_block: int
+) -> tuple[PrefillLaunch, ...]:
+    """Those by tensor descriptors that can run, K and V in 16 bits: none where pages are smaller than a tile, where the head
+    size is no power of two, or where products take their operands from registers.
+    """
+    if capability[0] not in _TMA_CAPABILITIES or head_dim != _padded(head_dim):
+        return ()
+    return tuple(
+        launch
+        for launch in TMA_PREFILL_LAUNCHES
+        if page_size % launch.block_n == 0
+        and _fits(prefill_resources(launch, head_dim, page_size, capability), shared_per_block)
     )
 
 

@@ -27,7 +27,7 @@ from dragoman_kernels.triton.attention_fixed import (
 )
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
 from dragoman_kernels.triton.gemm_fixed import gemm_fixed
-from dragoman_kernels.triton.launches import FIXED_GEMM_LAUNCHES
+from dragoman_kernels.triton.launches import FIXED_GEMM_LAUNCHES, TMA_PREFILL_LAUNCHES
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -352,6 +352,44 @@ def has_float8(device: torch.device) -> bool:
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
+def has_descriptors(device: torch.device) -> bool:
+    """Whether the device copies tiles by tensor descriptors; the interpreter does."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def tma_cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Callable[[], float]]:
+    """Prefill whose K and V come by tensor descriptors."""
+
+    def check(chunks: list[int], befores: list[int], *sizes: int, **launch: int) -> Callable[[], float]:
+        return lambda: check_prefill(device, dtype, chunks, befores, *sizes, tma=True, num_warps=4, **launch)
+
+    checks = {
+        # Chunks that fill no item or just one, contexts that end with a page, in a tile and in a part of one.
+        "prefill-tma-64": check([70, 1, 33, 64, 31], [0, 0, 63, 64, 97], 4, 2, 64, 64),
+        "prefill-tma-128": check([30, 130], [64, 101], 2, 1, 128, 64, block_m=128),
+        "prefill-tma-page128": check([40, 20], [100, 130], 2, 2, 64, 128),
+        "prefill-tma-page16": check([9, 40], [7, 0], 3, 1, 64, 16, block_m=32, block_n=16),
+        "prefill-tma-decode-rows": check([1, 1, 1, 50], [63, 64, 130, 14], 4, 4, 64, 64),
+    }
+    if not small:
+        long = [1000, 257, 129, 1], [3, 0, 700, 64]
+        checks |= {
+            f"prefill-tma-{'-'.join(map(str, (heads, head_dim, *asdict(launch).values())))}": check(
+                *long,
+                heads,
+                8,
+                head_dim,
+                64,
+                block_m=launch.block_m,
+                block_n=launch.block_n,
+                num_stages=launch.num_stages,
+            )
+            for heads, head_dim in ((32, 128), (32, 64), (16, 128))
+            for launch in TMA_PREFILL_LAUNCHES
+        }
+    return checks
+
+
 def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Callable[[], float]]:
     """Every check by name; the small ones suit the interpreter."""
     long = 200 if small else 5000
@@ -377,6 +415,7 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
             device, dtype, [40, 70], [30, 0], 2, 2, 64, 16, block_m=32, block_n=32
         ),
         "prefill-page128-tile64": lambda: check_prefill(device, dtype, [40, 20], [100, 130], 2, 1, 64, 128),
+        **(tma_cases(device, dtype, small) if has_descriptors(device) else {}),
         # In one order of arithmetic: bits do not depend on the rows beside, the chunk or the number of programs.
         "gemm-fixed-64": lambda: check_fixed_gemm(device, dtype, 70, 100, 192, block_m=64, block_n=32, block_k=64),
         "gemm-fixed-ragged": lambda: check_fixed_gemm(device, dtype, 33, 40, 72, block_m=16, block_n=16, block_k=32),

@@ -71,7 +71,7 @@ def test_one_model_compiles_for_one_target_within_its_contracts() -> None:
     config = str(CONFIGS / "smollm2-135m.json")
     done = run("", "-m", "dragoman_kernels.triton.aot", config, "--capability", "89", "--page", "64")
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in TRITON_CONTRACTS:
+    for name in set(TRITON_CONTRACTS) - {"triton.prefill_tma"}:
         assert any(line.startswith(name) and line.endswith("kept") for line in done.stdout.splitlines()), done.stdout
 
 
@@ -81,7 +81,13 @@ def test_the_same_model_compiles_for_an_amd_target_without_spilling() -> None:
     done = run("", "-m", "dragoman_kernels.triton.aot", config, "--hip", "gfx942", "--page", "64")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("triton.")}
-    only_nvidia = {"triton.gemm_decode", "triton.gemm_fixed", "triton.attention_fixed", "triton.fold_fixed"}
+    only_nvidia = {
+        "triton.gemm_decode",
+        "triton.gemm_fixed",
+        "triton.attention_fixed",
+        "triton.fold_fixed",
+        "triton.prefill_tma",
+    }
     assert set(lines) == set(TRITON_CONTRACTS) - only_nvidia
     assert all("gfx942" in line and line.endswith("kept, never run") for line in lines.values())
 
