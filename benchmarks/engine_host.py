@@ -1,9 +1,11 @@
-"""CPU time of the engine's own work a step: 256 plain requests in decode on the null device, nothing waited for.
+"""CPU time of the engine's own work a step: 256 requests on the null device, nothing waited for.
 
-    python -m benchmarks.engine_host [--batch 256] [--steps 400] [--rounds 5] [--parts] [--record]
+    python -m benchmarks.engine_host [--batch 256] [--steps 400] [--rounds 5] [--case decode] [--parts] [--record]
 
-What the null device computes is taken out; encoding and writing the frame to a socket are in. The other end reads between
-the steps, outside the time taken. `--parts` says where the time goes; a run with it is not recorded, as it takes more readings.
+Cases: `decode`, plain requests without end; `mixed`, each writes 64 tokens and another takes its place; `filters`, top-k with top-p;
+`penalties`, which the engine has to know the text for. What the null device computes is taken out; encoding and writing the frame
+to a socket are in. The other end reads between the steps, outside the time taken. `--parts` says where the time goes; a run with it
+is not recorded, as it takes more readings.
 """
 
 from __future__ import annotations
@@ -28,6 +30,13 @@ from dragoman_agent.engine.messages import Sampling, Start, Stop
 
 PREDICTED_MICROSECONDS = 250.0  # see NOTES.md, "Host work a step"
 NUM_PROMPT = 128
+NUM_MIXED_OUTPUT = 64
+CASES: dict[str, dict[str, float]] = {
+    "decode": {},
+    "mixed": {},
+    "filters": {"top_k": 40, "top_p": 0.9},
+    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.2},
+}
 
 
 class Stopwatch:
@@ -73,24 +82,43 @@ def prompt_of(index: int) -> list[int]:
     return [(index * 7 + i) % 250 for i in range(NUM_PROMPT + index % 64)]
 
 
-def measure(batch: int, num_steps: int, stopwatch: Stopwatch | None) -> float:
+class Load:
+    """Requests of one case: so many live at once."""
+
+    def __init__(self, case: str, batch: int, num_steps: int) -> None:
+        self._fields: Any = CASES[case]
+        self._num_output = NUM_MIXED_OUTPUT if case == "mixed" else num_steps * 2
+        self._batch = batch
+        self.num_sent = 0
+
+    def fill(self, core: EngineCore) -> None:
+        """Start as many as are missing. Those of the first batch end one after the other."""
+        while len(core.requests) < self._batch:
+            index = self.num_sent
+            self.num_sent += 1
+            least = self._num_output * (index + 1) // self._batch if index < self._batch else 0
+            num_output = self._num_output if self._num_output > NUM_MIXED_OUTPUT or not least else least
+            stop = Stop(max_output_tokens=num_output, eos_token_ids=[258])
+            sampling = Sampling(seed=index, **self._fields)
+            core.receive(Start(f"request-{index}", prompt_of(index), sampling, stop, credit=1 << 30, key=index))
+
+
+def measure(batch: int, num_steps: int, stopwatch: Stopwatch | None, case: str = "decode") -> float:
     """Host CPU seconds a step."""
     device, model = TimedDevice(), NullModel()
-    plan = default_null_plan(model, max_num_seqs=batch, num_blocks=batch * (4 + num_steps // 32))
+    plan = default_null_plan(model, max_num_seqs=batch, num_blocks=batch * (6 + num_steps // 32))
     device.load(model, plan, lambda progress: None)
     core = build_core(device, model, plan)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     connection = Connection(ours)
-    for index in range(batch):
-        stop = Stop(max_output_tokens=num_steps * 2, eos_token_ids=[258])
-        sampling = Sampling(seed=index)
-        core.receive(Start(f"request-{index}", prompt_of(index), sampling, stop, credit=1 << 30, key=index))
+    load = Load(case, batch, num_steps)
     for _ in range(20):
+        load.fill(core)
         core.turn(connection.send)
         theirs.recv(1 << 20)
-    assert len(core.scheduler.running) == batch
+    assert case == "mixed" or len(core.scheduler.running) == batch
     if stopwatch is not None:
         watch(core, connection, stopwatch)
     device.seconds = total = 0.0
@@ -101,7 +129,8 @@ def measure(batch: int, num_steps: int, stopwatch: Stopwatch | None) -> float:
         total += time.thread_time() - begun
         while len(theirs.recv(1 << 20)) == 1 << 20:
             pass
-    assert len(core.scheduler.running) == batch, "a request ended: it was no steady state"
+        load.fill(core)
+    assert case == "mixed" or load.num_sent == batch, "a request ended: it was no steady state"
     ours.close()
     theirs.close()
     return (total - device.seconds) / num_steps
@@ -131,18 +160,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--case", choices=list(CASES), default="decode")
     parser.add_argument("--parts", action="store_true", help="say where the time goes")
     parser.add_argument("--record", action="store_true", help="put the result into benchmarks/results/cpu.json")
     options = parser.parse_args()
     if options.parts:
         stopwatch = Stopwatch()
-        total = measure(options.batch, options.steps, stopwatch)
+        total = measure(options.batch, options.steps, stopwatch, options.case)
         for part, seconds in sorted(stopwatch.seconds.items(), key=lambda item: -item[1]):
             print(f"{part:10} {seconds / options.steps * 1e6:7.1f} us{'  (not in the sum)' * (part == 'device')}")
         print(f"{'sum':10} {total * 1e6:7.1f} us a step, the readings included")
         return
-    samples = [measure(options.batch, options.steps, None) * 1e6 for _ in range(options.rounds)]
-    print(f"host work a step at {options.batch}: {statistics.median(samples):.0f} us {[round(s) for s in samples]}")
+    samples = [measure(options.batch, options.steps, None, options.case) * 1e6 for _ in range(options.rounds)]
+    print(
+        f"host work a step at {options.batch}, {options.case}: {statistics.median(samples):.0f} us {[round(s) for s in samples]}"
+    )
     if options.record:
         record = make_record(
             bench="host_step", case=f"null-b{options.batch}", metric="microseconds", unit="us", samples=samples,

@@ -33,6 +33,7 @@ class BuiltStep:
     pooled: list[Sequence]
     scored: list[tuple[Request, range]]  # prompts and their positions, in the order of the result's scores
     keys: Int32Array  # [num_samples] see Start.key; -1 for none
+    has_keys: bool  # all of them
     quiet_lens: Int32Array  # [num_samples] computed tokens with which a row's length is reached
     ends_page: npt.NDArray[np.bool_]  # [num_samples] rows whose last page is full
     watched: npt.NDArray[np.bool_]  # [num_samples] see BatchBuilder.take
@@ -68,13 +69,17 @@ class BatchBuilder:
         self._coming = -1 - np.arange(num_rows, dtype=np.int32)  # inputs of rows that were the same in the step before
         self._last: BuiltStep | None = None  # the newest step, where it was one of decode alone
         self._taken_step = 0
-        self._ever_stop = np.zeros(vocab_size, dtype=np.bool_)  # ids that some row has had as a stop
+        self._loaded_step = 0  # the newest in which rows got a sequence
+        self._stop_ids: set[int] = set()  # that some row has had
+        self._ever_stop = np.zeros(vocab_size, dtype=np.bool_)  # the same by id
         self._sparse = SparseSampling(num_rows, vocab_size)
         self._is_serial = np.zeros(num_rows, dtype=np.bool_)
         self._draws_by_text = np.zeros(num_rows, dtype=np.bool_)
 
     def build(self, plan: StepPlan, step: int) -> BuiltStep:
         """The batch of `plan`: decode sequences first, then prefill chunks. What is as in the step before may be shared with it."""
+        if plan.prefills:
+            self._loaded_step = step
         for sequence, _ in plan.prefills:
             self._load_row(sequence)
         for sequence in plan.grown:
@@ -137,6 +142,7 @@ class BatchBuilder:
             pooled=[],
             scored=[],
             keys=last.keys,
+            has_keys=last.has_keys,
             quiet_lens=last.quiet_lens,
             ends_page=ends_page,
             watched=ends_page | (context_lens >= last.quiet_lens),
@@ -162,8 +168,10 @@ class BatchBuilder:
         sampled, pooled = self._outputs(plan, num_decodes)
         fixed, sampled_rows, sampled_lens = self._fixed.take(rows, axis=1), rows, context_lens
         prompt_lens = fixed[0]
-        if plan.prefills:
+        chosen = sequences
+        if len(sampled) != len(sequences):
             fixed, sampled_rows, sampled_lens = fixed.take(sampled, axis=1), rows[sampled], context_lens[sampled]
+            chosen = [sequences[i] for i in sampled.tolist()]
         keys, quiet_lens = fixed[4:6]
         batch = StepBatch(
             step=step,
@@ -181,7 +189,6 @@ class BatchBuilder:
         ends_page = sampled_lens % self._page_size == 0
         # The first token is looked at whatever it is.
         watched = ends_page | (sampled_lens >= quiet_lens) | (self._future_steps[sampled_rows] == 0)
-        chosen = [sequences[i] for i in sampled.tolist()] if plan.prefills else sequences
         self._future_rows[sampled_rows] = np.arange(len(sampled_rows), dtype=np.int32)
         return BuiltStep(
             batch=batch,
@@ -191,6 +198,7 @@ class BatchBuilder:
             pooled=[sequences[i] for i in pooled.tolist()],
             scored=_add_scores(batch, plan, num_decodes) if plan.prefills else [],
             keys=keys,
+            has_keys=bool((keys >= 0).all()),
             quiet_lens=quiet_lens,
             ends_page=ends_page,
             watched=watched,
@@ -207,10 +215,14 @@ class BatchBuilder:
         """
         step = self._taken_step = built.batch.step
         rows = built.rows
-        # A row that was given to another sequence meanwhile has its own last token.
-        self._last_tokens[rows] = np.where(self._future_steps[rows] >= step, token_ids, self._last_tokens[rows])
-        watched: list[int] = np.flatnonzero(built.watched | self._ever_stop[token_ids]).tolist()
-        return watched
+        if step < self._loaded_step:  # a row that was given to another sequence meanwhile has its own last token
+            kept = self._last_tokens[rows]
+            self._last_tokens[rows] = np.where(self._future_steps[rows] >= step, token_ids, kept)
+        else:
+            self._last_tokens[rows] = token_ids
+        (watched,) = (built.watched | self._ever_stop[token_ids]).nonzero()
+        found: list[int] = watched.tolist()
+        return found
 
     def _table_rows(self, rows: npt.NDArray[np.intp], longest: int) -> Int32Array:
         """Block tables of `rows`, as wide as `longest` tokens need."""
@@ -242,7 +254,9 @@ class BatchBuilder:
         self._last_tokens[row] = sequence.token_ids[-1]
         self._future_steps[row] = 0
         self._quiet_lens[row] = sequence.max_num_tokens - 1 if sequence.key >= 0 else 0
-        self._ever_stop[[i for i in sequence.stop_ids if i < len(self._ever_stop)]] = True
+        if not sequence.stop_ids <= self._stop_ids:
+            self._stop_ids |= sequence.stop_ids
+            self._ever_stop[[i for i in sequence.stop_ids if i < len(self._ever_stop)]] = True
         request = sequence.request
         sampling = request.sampling
         self._temperatures[row] = sampling.temperature
@@ -259,8 +273,8 @@ class BatchBuilder:
 
     def _grow_row(self, sequence: Sequence) -> None:
         table, row = sequence.block_table, sequence.row
-        known = self._num_blocks[row]
-        self._tables[row, known : len(table)] = table[known:]
+        for at in range(self._num_blocks[row], len(table)):  # one, nearly always
+            self._tables[row, at] = table[at]
         self._num_blocks[row] = len(table)
 
     def _slots(
@@ -279,14 +293,15 @@ class BatchBuilder:
 
     def _outputs(self, plan: StepPlan, num_decodes: int) -> tuple[Int32Array, Int32Array]:
         """Indices of the sequences that are sampled, and of those whose hidden state is wanted."""
-        if not plan.prefills:
-            return np.arange(num_decodes, dtype=np.int32), _EMPTY
-        sampled = list(range(num_decodes))
-        pooled: list[int] = []
-        for index, (sequence, count) in enumerate(plan.prefills, num_decodes):
-            if count == sequence.num_uncomputed:
-                (pooled if sequence.request.is_embedding else sampled).append(index)
-        return np.array(sampled, dtype=np.int32), np.array(pooled, dtype=np.int32) if pooled else _EMPTY
+        ended = [  # prompts whose last token is in the step
+            (index, sequence.request.is_embedding)
+            for index, (sequence, count) in enumerate(plan.prefills, num_decodes)
+            if count == sequence.num_uncomputed
+        ]
+        pooled = [index for index, is_embedding in ended if is_embedding]
+        sampled = np.arange(num_decodes + len(ended) - len(pooled), dtype=np.int32)
+        sampled[num_decodes:] = [index for index, is_embedding in ended if not is_embedding]
+        return sampled, np.array(pooled, dtype=np.int32) if pooled else _EMPTY
 
     def late_sampling(self, built: BuiltStep) -> SamplingBatch:
         """The sampling of a step that was submitted without it, now that the tokens before are known."""

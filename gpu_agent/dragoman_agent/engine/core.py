@@ -249,7 +249,8 @@ class EngineCore:
         if self._trace is not None:
             self._trace.step(flight, result.seconds, waited, begun)
         watched = self._builder.take(flight.built, result.token_ids)
-        self._results.take(flight.built, result, watched, self._clock())
+        goes_on = bool(self._in_flight) and self._in_flight[0].built.sampled is flight.built.sampled
+        self._results.take(flight.built, result, watched, self._clock(), goes_on=goes_on)
         self._step_seconds += result.seconds
         self._last_counts = (flight.num_prefill_tokens, flight.num_decode_tokens)
         self.host_work.done("take", begun)

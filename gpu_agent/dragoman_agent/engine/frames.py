@@ -59,7 +59,7 @@ _TYPES: tuple[type[Any], ...] = (
 _CODES = {cls: code for code, cls in enumerate(_TYPES)}
 _FIELDS = {cls: attrgetter(*(f.name for f in dataclasses.fields(cls))) for cls in _TYPES if dataclasses.fields(cls)}
 _NUM_FIELDS = {cls: len(dataclasses.fields(cls)) for cls in _TYPES}
-_STEP_EVENTS = [f.name for f in dataclasses.fields(Step)].index("events")
+_STEP_EVENTS, _STEP_LOAD = (1 + [f.name for f in dataclasses.fields(Step)].index(name) for name in ("events", "load"))
 _EXT_DATACLASS = 1
 _KEPT_BYTES = 4 << 20
 
@@ -69,12 +69,7 @@ class ProtocolError(Exception):
 
 
 def _default(value: Any) -> msgpack.ExtType:
-    cls = type(value)
-    body = _flat(value)
-    if cls is Step:
-        # One extension an event would cost more than all else in a frame of hundreds of deltas.
-        body = (*body[: _STEP_EVENTS + 1], [_flat(event) for event in value.events], *body[_STEP_EVENTS + 2 :])
-    return msgpack.ExtType(_EXT_DATACLASS, _pack(body))
+    return msgpack.ExtType(_EXT_DATACLASS, _pack(_flat(value)))
 
 
 class _Packers(threading.local):
@@ -112,6 +107,14 @@ def _flat(value: Any) -> tuple[Any, ...]:
     return (_CODES[cls], *values) if _NUM_FIELDS[cls] > 1 else (_CODES[cls], values)
 
 
+def _flat_step(step: Step) -> list[Any]:
+    """As `_flat`, and so is what a step holds: an extension each would cost more than all else in a frame."""
+    body = [*_flat(step)]
+    body[_STEP_EVENTS] = [_flat(event) for event in step.events]
+    body[_STEP_LOAD] = _flat(step.load)
+    return body
+
+
 def _ext_hook(code: int, data: bytes) -> Any:
     if code != _EXT_DATACLASS:
         raise ProtocolError(f"unknown extension type {code}")
@@ -122,7 +125,8 @@ def _build(body: list[Any]) -> Any:
     try:
         cls = _TYPES[body[0]]
         if cls is Step:
-            body[_STEP_EVENTS + 1] = [_build(event) for event in body[_STEP_EVENTS + 1]]
+            body[_STEP_EVENTS] = [_build(event) for event in body[_STEP_EVENTS]]
+            body[_STEP_LOAD] = _build(body[_STEP_LOAD])
         return cls(*body[1:])
     except (TypeError, IndexError) as error:
         raise ProtocolError(f"malformed message: {error}") from error
@@ -130,7 +134,7 @@ def _build(body: list[Any]) -> Any:
 
 def encode(message: Message) -> bytes:
     """One frame, its length first."""
-    body = _pack(message)
+    body = _pack(_flat_step(message) if isinstance(message, Step) else _flat(message))
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     frame: bytes = _LENGTH.pack(len(body)) + body
@@ -140,14 +144,14 @@ def encode(message: Message) -> bytes:
 def decode(body: bytes | memoryview) -> Message:
     """The message of one frame without its length. Raises ProtocolError."""
     try:
-        message = msgpack.unpackb(body, ext_hook=_ext_hook, strict_map_key=False)
+        fields = msgpack.unpackb(body, ext_hook=_ext_hook, strict_map_key=False)
     except ProtocolError:
         raise
     except Exception as error:
         raise ProtocolError(f"not a msgpack frame: {error}") from error
-    if type(message) not in _CODES:
-        raise ProtocolError(f"not a message: {type(message).__name__}")
-    return message  # type: ignore[no-any-return]
+    if not isinstance(fields, list):
+        raise ProtocolError(f"not a message: {type(fields).__name__}")
+    return _build(fields)  # type: ignore[no-any-return]
 
 
 class FrameDecoder:

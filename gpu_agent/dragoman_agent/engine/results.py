@@ -32,8 +32,12 @@ class StepResults:
         """Whether there is something to say."""
         return bool(self._sampled or self._columns)
 
-    def take(self, built: BuiltStep, result: StepResult, watched: list[int], now: float) -> None:
-        """Take one step's result. `watched` are the rows to look at, see BatchBuilder.take."""
+    def take(
+        self, built: BuiltStep, result: StepResult, watched: list[int], now: float, *, goes_on: bool = False
+    ) -> None:
+        """Take one step's result. `watched` are the rows to look at, see BatchBuilder.take. `goes_on`: the step behind it, which
+        is under way, samples the same sequences.
+        """
         if built.pooled:
             self._take_embeddings(built, result)
         if built.scored:
@@ -41,14 +45,13 @@ class StepResults:
         self._sampled_at = now
         if not result.finite.all():
             self._fail_non_finite(built, result)
-        unsaid = self._append(built, result.token_ids.tolist())
+        unsaid = self._append(built, result.token_ids.tolist(), goes_on=goes_on)
         step = built.batch.step
         seen = [(row, built.sampled[row]) for row in watched if built.sampled[row].cut_step < step]
         ended = [row for row, sequence in seen if self._look_at(sequence, row, result, step)]
         if ended:
             self._end(built, ended)
-        if built.keys.size:
-            self._add_columns(built.keys, result.token_ids, unsaid + ended)
+        self._add_columns(built, result.token_ids, unsaid + ended)
         if self._scheduler.blocked:
             for _, sequence in seen:
                 if not sequence.request.is_over:
@@ -60,17 +63,23 @@ class StepResults:
             if sequence.cut_step < built.batch.step:
                 self._live.fail_non_finite(sequence)
 
-    def _append(self, built: BuiltStep, token_ids: list[int]) -> list[int]:
+    def _append(self, built: BuiltStep, token_ids: list[int], *, goes_on: bool) -> list[int]:
         """Append the sampled tokens; the rows that want none any more. This is between two steps: every line counts."""
         step = built.batch.step
         dropped: list[int] = []
-        for row, (sequence, token_id) in enumerate(zip(built.sampled, token_ids, strict=True)):
-            if sequence.cut_step >= step:
-                dropped.append(row)  # stopped, cancelled or preempted while this step was under way
-                continue
-            sequence.token_ids.append(token_id)
-            if sequence.future_step == step:
-                sequence.future_step = 0
+        if step > self._scheduler.newest_cut:
+            for text, token_id in zip(built.texts, token_ids, strict=True):
+                text.append(token_id)
+        else:
+            for row, (sequence, token_id) in enumerate(zip(built.sampled, token_ids, strict=True)):
+                if sequence.cut_step >= step:
+                    dropped.append(row)  # stopped, cancelled or preempted while this step was under way
+                else:
+                    sequence.token_ids.append(token_id)
+        if not goes_on:
+            for sequence in built.sampled:
+                if sequence.future_step == step:
+                    sequence.future_step = 0
         return dropped
 
     def _look_at(self, sequence: Sequence, row: int, result: StepResult, step: int) -> bool:
@@ -117,10 +126,11 @@ class StepResults:
                 self._live.events.append(last_delta(sequence, sequence.token_ids[-1]))
                 self._live.finish_choice(sequence)
 
-    def _add_columns(self, keys: Int32Array, token_ids: Int32Array, unsaid: list[int]) -> None:
-        is_said = keys >= 0
-        is_said[unsaid] = False
-        if not is_said.all():
+    def _add_columns(self, built: BuiltStep, token_ids: Int32Array, unsaid: list[int]) -> None:
+        keys = built.keys
+        if unsaid or not built.has_keys:
+            is_said = keys >= 0
+            is_said[unsaid] = False
             keys, token_ids = keys[is_said], token_ids[is_said]
         if len(keys):
             self._columns.append((keys, token_ids))

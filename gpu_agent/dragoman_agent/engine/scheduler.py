@@ -41,6 +41,7 @@ class Scheduler:
         self._out_of_credit: set[Sequence] = set()
         self._first_decode = 0
         self.num_steps = 0  # launched
+        self.newest_cut = 0  # in steps after this one nobody's token is to be dropped
         self.running_context_tokens = 0  # at the last decision
         self._prefilling_tokens = 0
         self._without_room: Sequence | None = None  # next in line, for whom the last step had no room
@@ -100,7 +101,7 @@ class Scheduler:
                 self.waiting.charge_output(sequence)
             sequence.move_to(status)
         if left:
-            self.running = [s for s in self.running if s.status is Status.RUNNING]
+            self.running = [s for s in self.running if s.row >= 0]
 
     def grant(self, request: Request, until: int, now: float) -> None:
         """Raise the credit of a request; parked sequences that have some again wait for their turn."""
@@ -245,7 +246,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _requeue(self, preempted: list[Sequence], now: float) -> None:
-        self.running = [s for s in self.running if s.status is Status.RUNNING]
+        self.running = [s for s in self.running if s.row >= 0]
         for sequence in preempted:
             self.waiting.push(sequence, now)
 
@@ -270,8 +271,8 @@ class Scheduler:
 
     def _num_spare(self, num_leaving: int = 0) -> int:
         """One spare block a running sequence, else a newcomer would be preempted at once."""
-        num_running = sum(1 for s in self.running if s.status is Status.RUNNING) - num_leaving
-        return min(num_running, self.pool.num_blocks // 16)
+        num_running = self.plan.max_num_seqs - len(self._free_rows)  # a row each
+        return min(num_running - num_leaving, self.pool.num_blocks // 16)
 
     def _num_missing(self, sequence: Sequence, cached: list[int]) -> int:
         """Blocks lacking for `sequence` to start; none when 0 or less."""
@@ -362,13 +363,15 @@ class Scheduler:
     # Results.
 
     def launched(self, plan: StepPlan, sampled: list[Sequence], step: int) -> None:
-        """`step` of `plan` is under way: what it computes counts as computed, and `sampled` have a token coming."""
+        """`step` of `plan` is under way: what it computes counts as computed, and `sampled` have a token coming,
+        those in decode first."""
         self.num_steps = step
-        for sequence in plan.decodes:
+        for sequence in plan.decodes:  # all are sampled
             sequence.num_computed += 1
+            sequence.future_step = step
         for sequence, count in plan.prefills:
             sequence.num_computed += count
-        for sequence in sampled:
+        for sequence in sampled[len(plan.decodes) :]:
             sequence.future_step = step
 
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
@@ -394,4 +397,6 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.block_table)
         self._free_rows.append(sequence.row)
+        if sequence.future_step:
+            self.newest_cut = self.num_steps
         sequence.lose(self.num_steps)
