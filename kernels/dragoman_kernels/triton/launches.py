@@ -138,7 +138,7 @@ def prefill_resources(launch: PrefillLaunch, head_dim: int, page_size: int, capa
     outputs, scores = launch.block_m * dim / threads, launch.block_m * launch.block_n / threads
     if launch.tma:  # threads hold outputs, scores and weights, and no addresses
         num_tiles = max((launch.num_stages + 1) // 2, 2)
-        shared = num_tiles * (2 * launch.block_n * dim * 2 + 8) + 2 * launch.block_m * dim + 16
+        shared = num_tiles * (2 * launch.block_n * dim * 2 + 8) + 2 * launch.block_m * dim + 64
         return Resources(shared, round(24 + outputs + 1.6 * scores), num_tiles)
     num_tiles = _num_buffers(launch.num_stages)
     from_shared = capability[0] in (9, 10) and launch.block_m >= 64
