@@ -20,12 +20,12 @@ from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, p
 DEVICE = torch.device("cuda")
 
 
-def graph_seconds(body: Callable[[], object], repeats: int = 7) -> float:
-    """Median seconds of one replay of `body`."""
+def graph_seconds(body: Callable[[], object], repeats: int = 7, stream: torch.cuda.Stream | None = None) -> float:
+    """Median seconds of one replay of `body`; captured in `stream` where a library holds on to it."""
     body()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         body()
     times = []
     for _ in range(repeats):
