@@ -42,12 +42,12 @@ from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.plan import KV_FLOAT8, Plan
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
-from dragoman_kernels.triton.step_inputs import HEAD_WORDS, StepInputs
+from dragoman_kernels.triton.step_inputs import HEAD_WORDS, StepInputs, resolve_tokens
 
 log = logging.getLogger(__name__)
 
 _RING = 3  # steps whose host buffers may be under way at once
-_HELD = ("_left", "_copier", "_graphs", "_mixed_graphs", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
+_HELD = ("_left", "_copier", "_graphs", "_mixed_graphs", "_mixed_logits", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
 
 
 class CudaDevice(CudaPrepare):
@@ -145,6 +145,8 @@ class CudaDevice(CudaPrepare):
         self._graphs: StepGraphs[int] = StepGraphs(self._runtime, self._stream)  # of decode, by sequences
         # Of steps with prompts, beside which sequences may decode.
         self._mixed_graphs: StepGraphs[Room] = StepGraphs(self._runtime, self._stream, self._graphs)
+        seqs = plan.max_num_seqs if plan.captured_tokens else 0
+        self._mixed_logits = torch.zeros((seqs, config.vocab_size), dtype=self.dtype, device=device)  # of each of them
         self._runtime.synchronize()  # what was filled so far was in another stream
 
     def _make_cache(self) -> PagedCache:
@@ -318,15 +320,34 @@ class CudaDevice(CudaPrepare):
         """A step with prefill, by a graph or kernel by kernel; logits of the sampled rows, hidden states of the pooled and scored ones."""
         inputs = mixed_inputs(batch, self._plan, self._ops, self._mixed_graphs.sizes)
         views = self._send(inputs, slot)
-        if inputs.room is not None:
-            hidden = self._mixed_graphs.replay(inputs.room)[views["last"]]
-        else:
+        num_rows, room = len(batch.sample_seqs), inputs.room
+        if room is None:
             hidden = self._forward(inputs.step(views, self._plan))
-        num_rows = len(batch.sample_seqs)
+            rows, others = hidden[:num_rows], hidden[num_rows:]
+        else:
+            hidden = self._mixed_graphs.replay(room)
+            others = hidden[views["last"]] if len(views["last"]) else hidden[:0]
+            if room.samples:
+                return self._mixed_logits[:num_rows], others
+            rows = hidden[views["sampled"][:num_rows]]
         if not num_rows:  # a prompt's middle, or texts to embed: the head need not be read
-            return hidden.new_empty((0, self._config.vocab_size)), hidden
-        logits = self._head(hidden[:num_rows])
+            return hidden.new_empty((0, self._config.vocab_size)), others
+        logits = self._head(rows)
+        self._draw(logits, views)
+        return logits, others
+
+    def _draw(self, logits: torch.Tensor, views: Views) -> None:
+        """A token of each row of `logits`, into the results."""
         sample_rows(
             logits, views["temperatures"], views["uniforms"], self._sampling, self._results[0], self._results[1]
         )
-        return logits, hidden[num_rows:]
+
+    def _padded_step(self, room: Room, step: CudaStep, views: Views, max_num_layers: int | None = None) -> torch.Tensor:
+        """What the graph of `room` runs, logits and tokens of its sequences included; hidden states of all rows."""
+        resolve_tokens(views["token_ids"], self._sampled_ids)
+        hidden = self._forward(step, max_num_layers)
+        if room.samples:
+            logits = self._mixed_logits[: room.num_seqs]
+            logits.copy_(self._head(hidden[views["sampled"]]))
+            self._draw(logits, views)
+        return hidden

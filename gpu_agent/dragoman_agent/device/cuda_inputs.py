@@ -45,6 +45,11 @@ class Room:
             for is_ours in ((False, True) if chosen is not None and tokens >= chosen.min_tokens else (True,))
         )
 
+    @property
+    def samples(self) -> bool:
+        """Whether the head and the draw are in the graph: a step that is longer than the host needs gains nothing by that."""
+        return not self.min_tokens
+
     def holds(self, num_tokens: int, num_seqs: int, num_items: int) -> bool:
         """Whether a step of so many fits, and is worth the padding."""
         fits = num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and num_items <= self.num_items
@@ -72,13 +77,15 @@ class MixedInputs:
         np.concatenate(list(self.parts.values()), out=host[: self.num_words])
 
     def views(self, packed: Tensor, sampled_ids: Tensor) -> Views:
-        """The parts in `packed` int32, which has the words; tokens of the step before are taken from `sampled_ids`."""
+        """The parts in `packed` int32, which has the words; tokens of the step before are taken from `sampled_ids`, which a
+        graph does itself.
+        """
         views: Views = {}
         end = 0
         for name, part in self.parts.items():
             start, end = end, end + len(part)
             views[name] = packed[start:end]
-        if self.needs_tokens:
+        if self.needs_tokens and self.room is None:
             resolve_tokens(views["token_ids"], sampled_ids)
         views["tables"] = views["tables"].view(-1, self.table_width)
         views["temperatures"] = views["temperatures"].view(torch.float32)
@@ -117,30 +124,35 @@ def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Roo
     starts = batch.query_starts[num_decodes:] - num_decodes
     width = -(-int(batch.context_lens.max()) // plan.page_size)
     needs_tokens = bool((batch.token_ids < 0).any())
-    last = batch.query_starts[1:][np.concatenate((batch.sample_seqs, batch.pool_seqs))] - 1
+    ends = batch.query_starts[1:] - 1
     sampling = batch.sampling
-    draws = uniforms(sampling.seeds, sampling.choices, sampling.cursors)
     rows: dict[str, npt.NDArray[Any]] = {
-        "uniforms": draws.view(np.int32),  # first, or behind `space`: float64 must lie on 8 bytes
-        "last": np.concatenate((last, batch.score_rows)).astype(np.int32),
-        "temperatures": sampling.temperatures.view(np.int32),
-        "tables": np.ascontiguousarray(batch.block_tables[:, :width]).ravel(),
+        "uniforms": uniforms(sampling.seeds, sampling.choices, sampling.cursors),  # first: float64 must lie on 8 bytes
+        "temperatures": sampling.temperatures,
+        "sampled": ends[batch.sample_seqs].astype(np.int32),
     }
+    others = np.concatenate((ends[batch.pool_seqs], batch.score_rows)).astype(np.int32)
+    tables = np.ascontiguousarray(batch.block_tables[:, :width]).ravel()
     if rooms and len(batch.token_ids) <= rooms[-1].num_tokens:
         work = prefill_work_list(starts, lens, ops.queries_an_item)
         step = len(batch.token_ids), len(num_queries), len(work)
         theirs = ops.library if ops.library is not None and ops.library.sizes.can_run(starts) else None
         room = next((room for room in rooms if room.holds(*step) and (room.is_ours or theirs is not None)), None)
         if room is not None:
-            parts = _padded(batch, room, num_decodes, work)
+            parts = {name: _filled(row, room.num_seqs).view(np.int32) for name, row in rows.items()}
+            parts |= _padded(batch, room, num_decodes, work)
             theirs = None if room.is_ours else theirs
             if theirs is not None:
                 parts["library"] = theirs.sizes.words(starts + np.int32(num_decodes), lens)
-            return MixedInputs(_aligned(parts) | rows, num_decodes, width, needs_tokens, theirs, room)
+            parts |= {"last": others, "tables": tables}
+            return MixedInputs(parts, num_decodes, width, needs_tokens, theirs, room)
     library = _library_for(starts, plan, ops)
     ours = len(lens) > 0 and library is None  # only our kernel reads a work list
     parts = {
-        **rows,
+        "uniforms": rows["uniforms"].view(np.int32),
+        "temperatures": rows["temperatures"].view(np.int32),
+        "last": np.concatenate((rows["sampled"], others)),
+        "tables": tables,
         "token_ids": batch.token_ids,
         "positions": batch.positions,
         "slots": batch.slot_mapping,
@@ -173,19 +185,14 @@ def _padded(batch: StepBatch, room: Room, num_decodes: int, work: Int32Array) ->
     }
 
 
-def _aligned(parts: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """With space behind: what follows lies on 16 bytes, as where it comes first. Triton makes another binary for less."""
-    return parts | {"space": np.zeros(-sum(map(len, parts.values())) % 4, np.int32)}
-
-
 def _least(num_tokens: int, plan: Plan) -> int:
     """Tokens from which on a step is padded to `num_tokens`: any, but where the device is surely slower than the host."""
     return 0 if num_tokens in plan.mixed_graph_tokens else int(CHUNK_GRAPH_FILL * num_tokens)
 
 
-def _filled(array: Int32Array, length: int) -> Int32Array:
+def _filled(array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
     """With zeros behind."""
-    whole = np.zeros(length, np.int32)
+    whole = np.zeros(length, array.dtype)
     whole[: len(array)] = array
     return whole
 

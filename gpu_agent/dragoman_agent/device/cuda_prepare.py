@@ -45,7 +45,7 @@ class CudaPrepare(CudaBlocks):
     _awaits_sampling: bool
     _run: Callable[[StepBatch], TorchStepHandle]
     _decode_step: Callable[[int, int | None], Tensor]
-    _forward: Callable[[CudaStep, int | None], Tensor]
+    _padded_step: Callable[[Room, CudaStep, Views, int | None], Tensor]
     _send: Callable[[MixedInputs, StepSlot], Views]
 
     def prepare(self) -> bool:
@@ -163,4 +163,4 @@ class CudaPrepare(CudaBlocks):
         with self._runtime.on(self._stream):
             views = self._send(inputs, slot)
         padded = inputs.padded_step(views, self._plan, self._inputs.block_tables)
-        self._mixed_graphs.add(room, partial(self._forward, padded))
+        self._mixed_graphs.add(room, partial(self._padded_step, room, padded, views))

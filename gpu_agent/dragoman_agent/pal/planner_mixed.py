@@ -109,11 +109,14 @@ def mixed_graph_seconds(
 
 
 def mixed_graph_bytes(model: ModelConfig, tokens: Sequence[int], max_num_seqs: int) -> int:
-    """Nodes of all graphs for steps of `tokens`, the hidden states that each one writes anew, activations of the largest."""
+    """Nodes of all graphs for steps of `tokens`, the hidden states that each one writes anew, activations of the largest,
+    and logits of a full batch, which they share.
+    """
     graphs = mixed_graph_sizes(tokens, max_num_seqs)
     nodes = len(graphs) * step_cost.num_kernels(model, is_split=True) * GRAPH_NODE_BYTES
     hidden = 2 * sum(num for num, _ in graphs) * model.hidden_size
-    return nodes + hidden + max(tokens, default=0) * token_bytes(model)
+    logits = 2 * model.vocab_size * max_num_seqs if tokens else 0
+    return nodes + hidden + max(tokens, default=0) * token_bytes(model) + logits
 
 
 def _far_apart(seconds: Mapping[int, float]) -> list[int]:

@@ -169,6 +169,7 @@ def spoil(device: CardDevice, fault: str) -> None:
     elif fault == "item":
         device._mixed_step = lambda *given: (float(device._results.sum()), mixed(*given))[1]  # type: ignore[method-assign]
     elif fault == "elsewhere":
+        device._mixed_graphs.sizes.clear()  # graphs have taken their place already
         device._sampled_ids = torch.zeros(4, dtype=torch.int32)
 
 

@@ -124,7 +124,10 @@ def test_what_a_graph_reads_lies_in_one_place_whatever_the_step() -> None:
         graph = [padded.token_ids, padded.positions, padded.slots, padded.decode.context_lens]
         graph += [padded.prefill.query_starts, padded.prefill.context_lens, padded.prefill.work_list]
         places.append([(view.data_ptr() - packed.data_ptr(), tuple(view.shape)) for view in graph])
-        assert (views["uniforms"].data_ptr() - packed.data_ptr()) % 16 == 0
+        assert (views["uniforms"].data_ptr() - packed.data_ptr()) % 8 == 0
+        rows = [views[name] for name in ("uniforms", "temperatures", "sampled")]
+        places[-1] += [(view.data_ptr() - packed.data_ptr(), tuple(view.shape)) for view in rows]
+        assert views["sampled"].tolist() == [*(step.query_starts[1:] - 1).tolist(), *[0] * (8 - len(step.context_lens))]
         tokens, seqs = len(step.token_ids), len(step.context_lens)
         assert padded.padded and padded.last_rows is None and padded.prefill.first_row == 0
         assert padded.token_ids.tolist() == [*step.token_ids.tolist(), *[0] * (32 - tokens)]
