@@ -8,6 +8,9 @@ from dragoman_agent.device.base import DeviceError, Int32Array, StepBatch
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.plan import Plan
 
+_INT32 = np.dtype(np.int32)
+_ONE = np.int32(1)
+
 
 def check_loadable(kind: str, plan: Plan, *, loaded: bool, closed: bool) -> None:
     """Whether a device of `kind` may load by `plan`. Raises DeviceError."""
@@ -70,38 +73,43 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous:
 def _is_sound_decode(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int) -> bool:
     """Whether a step is one of decode alone, a token a sequence, in which `check_batch` would find no fault.
 
-    The road of nearly every step, so it may not cost what naming a fault does. It may say no to a sound step.
+    The road of nearly every step, so it may not cost what naming a fault does: bytes are compared, and what is negative is
+    seen as too large. It may say no to a sound step.
     """
-    token_ids, lens, starts, tables = batch.token_ids, batch.context_lens, batch.query_starts, batch.block_tables
-    page_size, num_seqs = plan.page_size, len(lens)
-    if not (1 <= num_seqs <= min(plan.max_batch_tokens, plan.max_num_seqs) and len(starts) == num_seqs + 1):
+    token_ids, positions, tables = batch.token_ids, batch.positions, batch.block_tables
+    page_size, num_seqs = plan.page_size, len(positions)
+    if not 1 <= num_seqs <= min(plan.max_batch_tokens, plan.max_num_seqs) or plan.num_blocks * page_size > 1 << 31:
         return False
-    if not len(token_ids) == len(batch.positions) == len(batch.slot_mapping) == len(tables) == num_seqs:
+    if not len(token_ids) == len(tables) == num_seqs or not token_ids.dtype == positions.dtype == _INT32:
         return False
-    if len(batch.pool_seqs) + len(batch.score_rows) + len(batch.score_targets) or plan.num_blocks * page_size > 1 << 31:
+    if len(batch.pool_seqs) + len(batch.score_rows) + len(batch.score_targets):
         return False
-    rows = np.arange(num_seqs + 1)
-    longest = int(lens.max())
-    if not (starts == rows).all() or longest > min(plan.max_context_tokens, tables.shape[1] * page_size):
+    rows = np.arange(num_seqs + 1, dtype=_INT32)
+    rising = rows.tobytes()
+    if batch.query_starts.tobytes() != rising or not rising.startswith(batch.sample_seqs.tobytes()):
         return False
-    if lens.min() < 1 or token_ids.min() < -num_previous or token_ids.max() >= config.vocab_size:
+    if (positions + _ONE).tobytes() != batch.context_lens.tobytes():
         return False
-    sampled = batch.sample_seqs
-    if len(sampled) and (sampled.min() < 0 or sampled.max() >= num_seqs):
+    if _greatest(positions) >= min(plan.max_context_tokens, tables.shape[1] * page_size):
         return False
-    positions = lens - 1
-    pages = positions // page_size
-    width = (longest - 1) // page_size + 1
-    used = np.arange(width) <= pages[:, None]
-    tables = tables[:, :width]
-    if ((tables > 0) < used).any() or tables.max() >= plan.num_blocks:
+    if _greatest(token_ids + np.int32(num_previous)) >= config.vocab_size + num_previous:
         return False
+    pages = positions // np.int32(page_size)
     blocks = tables[rows[:-1], pages]
-    slots = (blocks - pages) * page_size + positions
-    if (batch.positions != positions).any() or (batch.slot_mapping != slots).any():
+    if ((blocks - pages) * np.int32(page_size) + positions).tobytes() != batch.slot_mapping.tobytes():
+        return False
+    # Where the block of the last page is one, and no block comes behind a place without one, those before it are blocks too.
+    is_block = tables > 0
+    if np.count_nonzero(is_block[:, :-1] < is_block[:, 1:]) or tables.max() >= plan.num_blocks:
         return False
     blocks.sort()
-    return not (blocks[1:] == blocks[:-1]).any()
+    return bool(blocks[0] > 0) and not np.count_nonzero(blocks[1:] == blocks[:-1])
+
+
+def _greatest(values: Int32Array) -> int:
+    """Of some int32; a negative one counts as 2**31 or more."""
+    unsigned = values.view(np.uint32)
+    return int(unsigned[unsigned.argmax()])
 
 
 def _check_places(batch: StepBatch, page_size: int, num_queries: Int32Array) -> None:
