@@ -252,19 +252,16 @@ class CudaDevice(CudaPrepare):
 
     def _fill_decode(self, batch: StepBatch, slot: StepSlot) -> None:
         """One copy to the device, which the graph spreads over the static arrays."""
-        num_rows, sampling = len(batch.token_ids), batch.sampling
-        width = -(-int(batch.context_lens.max()) // self._plan.page_size)
-        slot.host[:2] = num_rows, width
-        host = slot.host[HEAD_WORDS:]
-        head = host[: 7 * num_rows]
-        head[: 4 * num_rows].reshape(4, num_rows)[:] = (
-            batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens,
+        sampling, tables = batch.sampling, batch.block_tables[:, : self._max_num_blocks]
+        num_rows, width = tables.shape
+        draws = self._uniforms.draw(sampling.seeds, sampling.choices, sampling.cursors)
+        words = HEAD_WORDS + num_rows * (7 + width)
+        slot.host[0], slot.host[1] = num_rows, width
+        parts = (
+            batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens, sampling.temperatures.view(np.int32),
+            draws.view(np.int32), tables.reshape(-1),
         )  # fmt: skip
-        head[4 * num_rows : 5 * num_rows] = sampling.temperatures.view(np.int32)
-        head[5 * num_rows :] = self._uniforms.draw(sampling.seeds, sampling.choices, sampling.cursors).view(np.int32)
-        words = num_rows * (7 + width)
-        host[7 * num_rows : words].reshape(num_rows, width)[:] = batch.block_tables[:, :width]
-        words += HEAD_WORDS
+        np.concatenate(parts, out=slot.host[HEAD_WORDS:words])
         self._packed_heads.of(words).copy_(slot.staging_heads.of(words), non_blocking=True)
 
     def _decode_step(self, size: int, max_num_layers: int | None = None) -> torch.Tensor:

@@ -72,10 +72,9 @@ class StepSlot:
 
     def take_over(self) -> None:
         """Wait for the step that has the buffers and let its handle keep what they hold."""
-        if self._handle is not None:
-            self._handle.settle()
-            self._handle = None
-        self.end.synchronize()
+        handle, self._handle = self._handle, None
+        if handle is None or isinstance(handle.settle(), DeviceError):
+            self.end.synchronize()
 
     def ended(self) -> float:
         """`time.perf_counter` when the step that has the buffers, which is done, ended. Only a trace asks for it."""
