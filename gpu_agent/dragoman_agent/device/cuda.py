@@ -274,7 +274,8 @@ class CudaDevice(CudaPrepare):
         inputs.unpack(self._packed, self._sampled_ids, rows)
         part = DecodePart(inputs.block_tables[:size], inputs.context_lens[:size], self._plan.decode_for(size))
         step = CudaStep(
-            inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None, padded=rows > size
+            inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None,
+            size if rows > size else None,
         )
         self._ops.dependent = dependent = size <= self._plan.dependent_max_batch
         try:

@@ -112,7 +112,8 @@ class MixedInputs:
         decode = DecodePart(block_tables[:num_seqs], views["decode_lens"], plan.mixed_decode(num_seqs))
         library = None if self.library is None else self.library.part(views["library"])
         prefill = PrefillPart(block_tables, views["starts"], views["context_lens"], views["work"].view(-1, 2), library)
-        return CudaStep(views["token_ids"], None, views["positions"], views["slots"], decode, prefill, padded=True)
+        filled = self.room.min_tokens
+        return CudaStep(views["token_ids"], None, views["positions"], views["slots"], decode, prefill, filled)
 
 
 def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Room] = ()) -> MixedInputs:

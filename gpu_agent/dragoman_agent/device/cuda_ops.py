@@ -54,7 +54,7 @@ class CudaStep:
     slots: Tensor  # int32 [num_tokens]
     decode: DecodePart | None
     prefill: PrefillPart | None
-    padded: bool = False  # there are more rows than tokens
+    num_filled: int | None = None  # first rows that hold tokens in any case, where those behind may not; None: all do
 
 
 class CudaOps:
@@ -123,7 +123,9 @@ class CudaOps:
             key_scale=scales[0], value_scale=scales[1],
         )  # fmt: skip
         decode, prefill = step.decode, step.prefill
-        out = torch.zeros_like(q) if step.padded else torch.empty_like(q)  # padding must not make NaN of the null block
+        out = torch.empty_like(q)
+        if step.num_filled is not None:
+            out[step.num_filled :].zero_()  # padding must not make NaN of the null block
         if decode is not None:
             rows = len(decode.context_lens)
             self._decode(q[:rows], keys, values, scales, decode, out[:rows])

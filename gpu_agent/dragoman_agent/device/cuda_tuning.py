@@ -232,7 +232,7 @@ def _decode_layers(case: Case, device: torch.device, cold: int) -> list[Call]:
     positions[:batch] = context - 1
     slots[:batch] = tables[:, -1] * page + (context - 1) % page
     part = DecodePart(tables, positions[:batch] + 1, attention)
-    step = CudaStep(torch.zeros_like(positions), None, positions, slots, part, None, padded=rows > batch)
+    step = CudaStep(torch.zeros_like(positions), None, positions, slots, part, None, batch if rows > batch else None)
     return [lambda: forward(model, weights, cache, step, ops)]
 
 

@@ -47,7 +47,7 @@ def test_every_array_is_found_again() -> None:
     assert step.prefill.block_tables.tolist() == STEP.block_tables[1:, :2].tolist()
     assert sorted(map(tuple, step.prefill.work_list.tolist())) == [(0, 0), (0, 16), (1, 0)]
     assert step.last_rows is not None and step.last_rows.tolist() == [0, 17, 25]
-    assert step.prefill.first_row == 1 and not step.padded
+    assert step.prefill.first_row == 1 and step.num_filled is None
     assert views["temperatures"].tolist() == STEP.sampling.temperatures.tolist()
     assert views["uniforms"].dtype == torch.float64 and len(views["uniforms"]) == 3
 
@@ -95,6 +95,9 @@ def test_only_steps_that_nearly_fill_the_chunk_run_in_its_graph() -> None:
     assert rooms(8, chunk=28) == [Room(8, 8, 8), Room(28, 8, 9, min_tokens=25)]
     assert mixed_inputs(STEP, PLAN, ops(), rooms(8, chunk=28)).room == Room(28, 8, 9, min_tokens=25)
     assert mixed_inputs(STEP, PLAN, ops(), rooms(8, chunk=30)).room is None, "26 tokens of 30"
+    inputs = mixed_inputs(STEP, PLAN, ops(), rooms(chunk=28))
+    padded = inputs.padded_step(views_of(inputs)[0], PLAN, torch.zeros((PLAN.max_num_seqs, 9), dtype=torch.int32))
+    assert padded.num_filled == 25, "rows that may be padding"
     assert rooms(28, chunk=28) == [Room(28, 8, 9)], "a graph that takes any step is no other"
 
 
@@ -129,7 +132,7 @@ def test_what_a_graph_reads_lies_in_one_place_whatever_the_step() -> None:
         places[-1] += [(view.data_ptr() - packed.data_ptr(), tuple(view.shape)) for view in rows]
         assert views["sampled"].tolist() == [*(step.query_starts[1:] - 1).tolist(), *[0] * (8 - len(step.context_lens))]
         tokens, seqs = len(step.token_ids), len(step.context_lens)
-        assert padded.padded and padded.last_rows is None and padded.prefill.first_row == 0
+        assert padded.num_filled == 0 and padded.last_rows is None and padded.prefill.first_row == 0
         assert padded.token_ids.tolist() == [*step.token_ids.tolist(), *[0] * (32 - tokens)]
         assert padded.slots[tokens:].tolist() == [0] * (32 - tokens)
         starts, lens = padded.prefill.query_starts.tolist(), padded.prefill.context_lens.tolist()

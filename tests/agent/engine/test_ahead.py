@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import pytest
 
@@ -15,7 +16,25 @@ def test_the_device_named_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib, "import_module", seen.append)
     library = DeviceImport("cuda")
     library.wait()
-    assert library.kind == "cuda" and seen == ["dragoman_agent.device.cuda"]
+    assert library.kind == "cuda" and seen[0] == "dragoman_agent.device.cuda"
+
+
+def test_what_the_first_launch_looks_up_is_there_when_the_thread_ends() -> None:
+    cache = importlib.import_module("triton.runtime.cache")
+    cache.triton_key.cache_clear()
+    library = DeviceImport("cuda")
+    library.wait()
+    library._thread.join(60)
+    assert cache.triton_key.cache_info().currsize == 1 and "triton.experimental.gluon.nvidia.hopper" in sys.modules
+
+
+def test_without_triton_nothing_more_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.setattr(importlib, "import_module", seen.append)
+    library = DeviceImport("cpu")
+    library._thread.join(60)
+    assert seen == ["dragoman_agent.device.cpu"]
 
 
 def test_a_broken_library_is_told_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
