@@ -1,7 +1,7 @@
 """Every form of prefill attention on a GPU: by pointers, by tensor descriptors, and cuDNN's over the same pages.
 
-python -m benchmarks.prefill_kernels_gpu [--seconds 55] [--shape 32/8/128]...
-Each form is compared with the first one's result, on a step of uneven prompts too, and timed in turn with the others; one that
+python -m benchmarks.prefill_kernels_gpu [--seconds 40] [--shape 32/8/128]... [--no-attempts]
+Then, in a process of its own with a time limit, attempts that only a GPU can check (prefill_gluon.py). Each form is compared with the first one's result, on a step of uneven prompts too, and timed in turn with the others; one that
 cannot run is a line that says why. TFLOP/s count the keys that a query sees.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -18,6 +20,7 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 from benchmarks.kernels_gpu import graph_seconds
+from benchmarks.prefill_gluon import prefill_gluon
 from triton.backends.compiler import GPUTarget
 
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
@@ -46,6 +49,28 @@ NEW = tuple(
     )
 )  # fmt: skip
 FORMS = (*OLD, *NEW)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Of prefill_gluon.py: groups of 64 queries, tiles under way, registers of a thread that attends."""
+
+    groups: int
+    stages: int
+    registers: int
+
+    @property
+    def block_m(self) -> int:
+        """Queries of a work item."""
+        return 64 * self.groups
+
+
+Form = PrefillLaunch | Attempt
+ATTEMPTS = {  # by head size
+    128: (Attempt(2, 4, 240), Attempt(2, 3, 240)),
+    64: (Attempt(2, 4, 240), Attempt(3, 4, 160)),
+}
+ATTEMPT_SECONDS = 25.0
 TOLERANCE = 1e-2  # of two results in bfloat16, in the Euclidean norm
 CALLS = 3  # in a graph
 
@@ -68,13 +93,15 @@ class Step:
         seen = counts * (self.lens - counts) + counts * (counts + 1) / 2
         return float(4 * self.q.shape[1] * self.q.shape[2] * seen.sum()) * 1e-12
 
-    def call(self, launch: PrefillLaunch, out: torch.Tensor) -> Callable[[], object]:
+    def call(self, launch: Form, out: torch.Tensor) -> Callable[[], object]:
         """What attends into `out`."""
         work = torch.from_numpy(prefill_work_list(self.starts, self.lens, launch.block_m)).to(self.q.device)
         starts, lens = (torch.from_numpy(array).to(self.q.device) for array in (self.starts, self.lens))
-        return lambda: paged_prefill_attention(
-            self.q, self.keys, self.values, self.tables, starts, lens, work, out=out, **asdict(launch)
-        )
+        operands = (self.q, self.keys, self.values, self.tables, starts, lens, work)
+        if isinstance(launch, Attempt):
+            num_programs = torch.cuda.get_device_properties(self.q.device).multi_processor_count
+            return lambda: prefill_gluon(*operands, out=out, num_programs=num_programs, **asdict(launch))
+        return lambda: paged_prefill_attention(*operands, out=out, **asdict(launch))
 
     def library_call(self, out: torch.Tensor) -> Callable[[], object]:
         """The same by cuDNN. Raises DeviceError where it is not there."""
@@ -102,7 +129,7 @@ def make_step(prompts: list[tuple[int, int]], heads: int, kv_heads: int, dim: in
     return Step(q, keys, values, tables, starts, lens)
 
 
-def compile_form(shape: tuple[int, int, int], launch: PrefillLaunch, capability: int) -> str:
+def compile_form(shape: tuple[int, int, int], launch: Form, capability: int) -> str:
     """In a process of its own; what it uses, or why there is none. The binary stays in Triton's cache."""
     from dragoman_kernels.triton.aot import resource_usage
 
@@ -115,15 +142,21 @@ def compile_form(shape: tuple[int, int, int], launch: PrefillLaunch, capability:
     found = []
     try:
         with compiling(GPUTarget("cuda", capability, 32), lambda _, binary, __: found.append(binary)):
-            paged_prefill_attention(q, cache, cache, ints(1, 4), ints(2), ints(1), ints(1, 2), **asdict(launch))
+            operands = (q, cache, cache, ints(1, 4), ints(2), ints(1), ints(1, 2))
+            if isinstance(launch, Attempt):
+                prefill_gluon(*operands, out=q, num_programs=1, **asdict(launch))
+            else:
+                paged_prefill_attention(*operands, **asdict(launch))
         registers, spilled = resource_usage(found[0].asm["cubin"])
         return f"{registers} registers, {spilled} B spilled, {found[0].metadata.shared} B shared"
     except Exception as error:  # whatever a compiler says: the form is left out
         return f"{type(error).__name__}: {str(error).splitlines()[-1]}"
 
 
-def name_of(launch: PrefillLaunch) -> str:
+def name_of(launch: Form) -> str:
     """Short, as a plan's decision has it."""
+    if isinstance(launch, Attempt):
+        return f"m{launch.block_m}-g{launch.stages}-r{launch.registers}-gluon"
     text = f"m{launch.block_m}-n{launch.block_n}-w{launch.num_warps}-g{launch.num_stages}"
     return text + ("-tma" if launch.tma else "")
 
@@ -134,11 +167,12 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference) if torch.isfinite(out).all() else float("inf")
 
 
-def calls_of(step: Step) -> Iterator[tuple[str, Callable[[torch.Tensor], Callable[[], object]]]]:
+def calls_of(step: Step, forms: Sequence[Form]) -> Iterator[tuple[str, Callable[[torch.Tensor], Callable[[], object]]]]:
     """Each form's name and what makes its call; the first is what the others are compared with."""
-    for launch in FORMS:
+    for launch in forms:
         yield name_of(launch), lambda out, launch=launch: step.call(launch, out)  # type: ignore[misc]
-    yield "cudnn", step.library_call
+    if not any(isinstance(launch, Attempt) for launch in forms):
+        yield "cudnn", step.library_call
 
 
 def seconds_of(body: Callable[[], object]) -> float:
@@ -147,12 +181,12 @@ def seconds_of(body: Callable[[], object]) -> float:
     return graph_seconds(lambda: [body() for _ in range(CALLS)], 5, stream) / CALLS
 
 
-def measure(step: Step, uneven: Step, uses: dict[str, str], deadline: float) -> None:
+def measure(step: Step, uneven: Step, forms: Sequence[Form], uses: dict[str, str], deadline: float) -> None:
     """One table, quickest first."""
     expected: list[torch.Tensor] = []
     rows: dict[str, list[float]] = {}
     bodies: dict[str, Callable[[], object]] = {}
-    for (name, make), (_, make_uneven) in zip(calls_of(step), calls_of(uneven), strict=True):
+    for (name, make), (_, make_uneven) in zip(calls_of(step, forms), calls_of(uneven, forms), strict=True):
         outs = [torch.full_like(one.q, float("nan")) for one in (step, uneven)]
         try:
             body = make(outs[0])
@@ -177,31 +211,70 @@ def measure(step: Step, uneven: Step, uses: dict[str, str], deadline: float) -> 
         print(f"    {name:18} {seconds * 1e6:8.1f} us {step.tera_flops / seconds:6.1f} TFLOP/s  {uses.get(name, '')}")
 
 
+def tables(
+    shapes: Sequence[tuple[int, ...]], attempts: bool, uses: dict[tuple[object, str], str], deadline: float
+) -> None:
+    """Every shape and case: the forms, or attempts beside the first form of each kind."""
+    for shape in shapes:
+        forms: Sequence[Form] = (OLD[0], NEW[1], *ATTEMPTS.get(shape[2], ())) if attempts else FORMS
+        uneven = make_step(list(UNEVEN), *shape)
+        for count, tokens, before in CASES:
+            step = make_step([(tokens, before)] * count, *shape)
+            behind = f" behind {before}" if before else ""
+            print(f"prefill {'/'.join(map(str, shape))} page {PAGE}: {count} x {tokens}{behind}", flush=True)
+            first = (count, tokens, before) == CASES[0]
+            measure(
+                step,
+                uneven,
+                forms,
+                {name: text for (of, name), text in uses.items() if of == shape and first},
+                deadline,
+            )
+
+
 def main() -> None:
-    """Every shape and case."""
+    """Compile everything, then time it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=55.0, help="after which no more is timed")
+    parser.add_argument("--seconds", type=float, default=40.0, help="after which no more is timed")
     parser.add_argument("--shape", action="append", help="heads/KV heads/head size (default: three)")
+    parser.add_argument("--no-attempts", action="store_true", help="leave the attempts out")
+    parser.add_argument("--attempts", action="store_true", help="them alone")
     options = parser.parse_args()
     shapes = [tuple(map(int, text.split("/"))) for text in options.shape or ()] or list(SHAPES)
     begun = time.monotonic()
     capability = torch.cuda.get_device_capability()
-    jobs = [(shape, launch, 10 * capability[0] + capability[1]) for shape in shapes for launch in FORMS]
+    own = [] if options.no_attempts else [(shape, form) for shape in shapes for form in ATTEMPTS.get(shape[2], ())]
+    jobs = own if options.attempts else [*((shape, form) for shape in shapes for form in FORMS), *own]
     with ProcessPoolExecutor(max(1, min(14, (os.cpu_count() or 2) - 1)), mp_context=get_context("spawn")) as pool:
-        used = list(pool.map(compile_form, *zip(*jobs, strict=True)))
-    uses = {(shape, name_of(launch)): text for (shape, launch, _), text in zip(jobs, used, strict=True)}
+        target = [10 * capability[0] + capability[1]] * len(jobs)
+        used = (
+            list(pool.map(compile_form, *zip(*jobs, strict=True), target)) if not options.attempts else [""] * len(jobs)
+        )
+    uses = {(shape, name_of(launch)): text for (shape, launch), text in zip(jobs, used, strict=True)}
+    for (shape, name), text in uses.items():
+        if name.endswith("-gluon") and text:
+            print(f"{'/'.join(map(str, shape))} {name}: {text}")
     print(f"{len(jobs)} forms compiled in {time.monotonic() - begun:.1f} s", flush=True)
     with torch.cuda.stream(torch.cuda.Stream()):
-        for shape in shapes:
-            uneven = make_step(list(UNEVEN), *shape)
-            for count, tokens, before in CASES:
-                step = make_step([(tokens, before)] * count, *shape)
-                behind = f" behind {before}" if before else ""
-                print(f"prefill {'/'.join(map(str, shape))} page {PAGE}: {count} x {tokens}{behind}", flush=True)
-                first = (count, tokens, before) == CASES[0]
-                mine = {name: text for (of, name), text in uses.items() if of == shape and first}
-                measure(step, uneven, mine, begun + options.seconds)
-    print(f"{time.monotonic() - begun:.1f} s in all")
+        tables(shapes, options.attempts, uses, begun + options.seconds)
+    print(f"{time.monotonic() - begun:.1f} s in all", flush=True)
+    if not (options.no_attempts or options.attempts):
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.prefill_kernels_gpu",
+            "--attempts",
+            "--seconds",
+            str(ATTEMPT_SECONDS),
+        ]
+        try:
+            subprocess.run(
+                [*command, *(f"--shape={text}" for text in options.shape or ())],
+                check=False,
+                timeout=ATTEMPT_SECONDS + 10,
+            )
+        except subprocess.TimeoutExpired:
+            print("attempts: they did not end, and were ended")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,365 @@
+"""An attempt under measure: prefill attention in Gluon, one warp that fetches and two or three groups of four that attend.
+
+Each group has 64 queries. While its product of weights and V runs, it turns the next scores into weights; while it does
+that, the other group's products run. Blocks stay and take one work item after the other, so that the next item's first tiles
+come while the last one's outputs leave. Only a GPU can run it: Triton's interpreter knows no Gluon.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+ROWS = gl.constexpr(64)  # queries of a group of four warps
+
+
+@gluon.jit
+def _turn(turn, num_programs):
+    """The work of this block's `turn`: to and fro over what is sorted by length, so that no block has the longest always."""
+    place = gl.program_id(0)
+    if turn % 2 == 1:
+        place = num_programs - 1 - place
+    return turn * num_programs + place
+
+
+@gluon.jit
+def _item(
+    index, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride,
+    NUM_HEADS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """(head, first row of q, queries, first query's position, context, its block table, tiles) of work item `index`."""
+    head = index % NUM_HEADS
+    item = index // NUM_HEADS
+    seq = gl.load(work_ptr + item * 2)
+    first_query = gl.load(work_ptr + item * 2 + 1)
+    chunk_start = gl.load(starts_ptr + seq)
+    chunk_len = gl.load(starts_ptr + seq + 1) - chunk_start
+    context = gl.load(lens_ptr + seq)
+    first_position = context - chunk_len + first_query
+    count = gl.minimum(chunk_len - first_query, BLOCK_M)
+    num_tiles = gl.maximum((first_position + count + BLOCK_N - 1) // BLOCK_N, 0)
+    if count <= 0:
+        num_tiles = 0
+    table_ptr = tables_ptr + seq.to(gl.int64) * table_stride
+    return head, chunk_start + first_query, count, first_position, context, table_ptr, num_tiles
+
+
+@gluon.jit
+def _fetch(
+    q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
+    q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE: gl.constexpr,
+    BLOCK_N: gl.constexpr, NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr,
+):  # fmt: skip
+    """The warp that fetches."""
+    BLOCK_M: gl.constexpr = NUM_GROUPS * ROWS
+    TILE_BYTES: gl.constexpr = BLOCK_N * HEAD_DIM * 2
+    stage = 0
+    phase = 1  # of what is empty from the beginning
+    q_phase = 1
+    turn = 0
+    index = _turn(turn, num_programs)
+    total_work = num_items * NUM_HEADS
+    head, row, _count, _first, _context, table_ptr, num_tiles = _item(
+        index, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, NUM_HEADS, BLOCK_M, BLOCK_N
+    )  # fmt: skip
+    while index < total_work:
+        turn = turn + 1
+        following = _turn(turn, num_programs)
+        next_head, next_row, _count, _first, _context, next_table_ptr, next_tiles = _item(
+            gl.minimum(following, total_work - 1), tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, NUM_HEADS,
+            BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        if num_tiles > 0:
+            kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+            mbarrier.wait(q_empty, q_phase)
+            q_phase = q_phase ^ 1
+            mbarrier.expect(q_full, BLOCK_M * HEAD_DIM * 2)
+            for group in gl.static_range(NUM_GROUPS):
+                tma.async_copy_global_to_shared(
+                    q_desc, [row + group * ROWS, head * HEAD_DIM], q_full, q_smem.index(group)
+                )
+            page = gl.load(table_ptr)
+            for tile in range(num_tiles):
+                start = tile * BLOCK_N
+                next_page = gl.load(table_ptr + gl.minimum(tile + 1, num_tiles - 1) * BLOCK_N // PAGE)
+                place = (page * NUM_KV_HEADS + kv_head) * PAGE + start % PAGE
+                mbarrier.wait(k_empty.index(stage), phase)
+                mbarrier.expect(k_full.index(stage), TILE_BYTES)
+                tma.async_copy_global_to_shared(k_desc, [place, 0], k_full.index(stage), k_smem.index(stage))
+                mbarrier.wait(v_empty.index(stage), phase)
+                mbarrier.expect(v_full.index(stage), TILE_BYTES)
+                tma.async_copy_global_to_shared(v_desc, [place, 0], v_full.index(stage), v_smem.index(stage))
+                stage = stage + 1
+                if stage == NUM_STAGES:
+                    stage = 0
+                    phase = phase ^ 1
+                page = next_page
+        index = following
+        head = next_head
+        row = next_row
+        table_ptr = next_table_ptr
+        num_tiles = next_tiles
+
+
+@gluon.jit
+def _weights(scores, best, total, scale_log2, start, position, diagonal, BLOCK_N: gl.constexpr, SCORES: gl.constexpr):
+    """Weights of one tile's scores, the new best and total, and what the outputs so far shrink by."""
+    if diagonal:
+        columns = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
+        scores = gl.where(
+            gl.expand_dims(columns, 0) <= gl.expand_dims(position, 1), scores, gl.full_like(scores, -1e30)
+        )
+    new_best = gl.maximum(best, gl.max(scores, axis=1) * scale_log2)
+    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(new_best, 1))
+    shrink = gl.exp2(best - new_best)
+    total = total * shrink + gl.sum(weights, axis=1)
+    return weights, new_best, total, shrink
+
+
+@gluon.jit
+def _made(total):
+    """`total`, with a branch that is never taken: the wait for the product under way stays behind what makes the weights, which
+    the assembler would put behind the wait.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 lo; mov.u32 lo, 0; setp.lt.f32 p, $1, 0f00000000; @p st.shared.f32 [lo], $1; mov.b32 $0, $1; }", "=r,r", [total], dtype=gl.float32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _without_rest(v_tile, num_valid, ROWWISE: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Past a context's end a page may hold anything, NaN too, which no weight of 0 takes away."""
+    if num_valid < BLOCK_N:
+        v = v_tile.load(ROWWISE)
+        inside = gl.expand_dims(gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, ROWWISE)), 1) < num_valid
+        v_tile.store(gl.where(inside, v, gl.full_like(v, 0.0)))
+        fence_async_shared()
+        gl.thread_barrier()
+
+
+@gluon.jit
+def _attend(
+    out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
+    q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    GROUP: gl.constexpr, NUM_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
+    NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr,
+):  # fmt: skip
+    """A group of four warps."""
+    BLOCK_M: gl.constexpr = NUM_GROUPS * ROWS
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    OUTPUTS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUTS, 2)
+    QUERIES: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
+    ROWWISE: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    dtype: gl.constexpr = k_smem.dtype
+    stage = 0
+    phase = 0
+    q_phase = 0
+    turn = 0
+    index = _turn(turn, num_programs)
+    total_work = num_items * NUM_HEADS
+    head, row, count, first_position, context, _table_ptr, num_tiles = _item(
+        index, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, NUM_HEADS, BLOCK_M, BLOCK_N
+    )  # fmt: skip
+    while index < total_work:
+        turn = turn + 1
+        following = _turn(turn, num_programs)
+        # Read while this item is attended to.
+        next_head, next_row, next_count, next_first, next_context, _table_ptr, next_tiles = _item(
+            gl.minimum(following, total_work - 1), tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, NUM_HEADS,
+            BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        if num_tiles > 0:
+            position = first_position + GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
+            full_tiles = (first_position + GROUP * ROWS + 1) // BLOCK_N
+            mbarrier.wait(q_full, q_phase)
+            q_phase = q_phase ^ 1
+            q = q_smem.index(GROUP).load(QUERIES)
+            mbarrier.arrive(q_empty)
+
+            nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+            best = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, SCORES))
+            total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
+            acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, OUTPUTS)
+
+            mbarrier.wait(k_full.index(stage), phase)
+            scores = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            scores = warpgroup_mma_wait(0, (scores,))
+            mbarrier.arrive(k_empty.index(stage))
+            weights, best, total, shrink = _weights(
+                scores, best, total, scale_log2, 0, position, full_tiles <= 0, BLOCK_N, SCORES
+            )
+            p = gl.convert_layout(weights.to(dtype), WEIGHTS)
+            v_stage = stage
+            v_phase = phase
+            for tile in range(1, num_tiles):
+                stage = stage + 1
+                if stage == NUM_STAGES:
+                    stage = 0
+                    phase = phase ^ 1
+                mbarrier.wait(k_full.index(stage), phase)
+                scores_later = warpgroup_mma(
+                    q, k_smem.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
+                )
+                mbarrier.wait(v_full.index(v_stage), v_phase)
+                acc_later = warpgroup_mma(p, v_smem.index(v_stage), acc, is_async=True)
+                scores = warpgroup_mma_wait(1, (scores_later,))
+                mbarrier.arrive(k_empty.index(stage))
+                weights, best, total, shrink = _weights(
+                    scores, best, total, scale_log2, tile * BLOCK_N, position, tile >= full_tiles, BLOCK_N, SCORES
+                )  # fmt: skip
+                total = _made(total)
+                acc = warpgroup_mma_wait(0, (acc_later,))
+                mbarrier.arrive(v_empty.index(v_stage))
+                acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, OUTPUTS)), 1)
+                p = gl.convert_layout(weights.to(dtype), WEIGHTS)
+                v_stage = stage
+                v_phase = phase
+            mbarrier.wait(v_full.index(v_stage), v_phase)
+            _without_rest(v_smem.index(v_stage), context - (num_tiles - 1) * BLOCK_N, ROWWISE, BLOCK_N, HEAD_DIM)
+            acc_later = warpgroup_mma(p, v_smem.index(v_stage), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, (acc_later,))
+            mbarrier.arrive(v_empty.index(v_stage))
+            stage = stage + 1
+            if stage == NUM_STAGES:
+                stage = 0
+                phase = phase ^ 1
+            acc = acc / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, OUTPUTS)), 1)
+            out = gl.convert_layout(acc.to(dtype), ROWWISE)
+            rows = GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ROWWISE))
+            dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, ROWWISE))
+            first = (row.to(gl.int64) * NUM_HEADS + head) * HEAD_DIM
+            offsets = gl.expand_dims(rows, 1) * (NUM_HEADS * HEAD_DIM) + gl.expand_dims(dims, 0)
+            gl.store(out_ptr + first + offsets, out, mask=gl.expand_dims(rows, 1) < count)
+        index = following
+        head = next_head
+        row = next_row
+        count = next_count
+        first_position = next_first
+        context = next_context
+        num_tiles = next_tiles
+
+
+@gluon.jit(
+    do_not_specialize=["table_stride", "num_items", "num_programs"],
+    do_not_specialize_on_alignment=["tables_ptr", "starts_ptr", "lens_ptr", "work_ptr"],
+)
+def prefill_gluon_kernel(
+    q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, out_ptr, scale_log2, table_stride, num_items,
+    num_programs,
+    NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE: gl.constexpr,
+    BLOCK_N: gl.constexpr, NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr, NUM_REGISTERS: gl.constexpr,
+    num_warps: gl.constexpr = 4,
+):  # fmt: skip
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [NUM_GROUPS, ROWS, HEAD_DIM], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [NUM_STAGES, BLOCK_N, HEAD_DIM], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [NUM_STAGES, BLOCK_N, HEAD_DIM], v_desc.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    mbarrier.init(q_empty, count=NUM_GROUPS)
+    for stage in gl.static_range(NUM_STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=NUM_GROUPS)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(v_empty.index(stage), count=NUM_GROUPS)
+    fence_async_shared()
+    # A tuple with a name would lose its constants: each is written out.
+    if NUM_GROUPS == 2:
+        gl.warp_specialize([(_attend, (
+        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
+        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+    )), (_attend, (
+        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
+        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+    )), (_fetch, (
+        q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
+        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+    ))], [4, 1], [NUM_REGISTERS, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([(_attend, (
+        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
+        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+    )), (_attend, (
+        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
+        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+    )), (_attend, (
+        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
+        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        2, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+    )), (_fetch, (
+        q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
+        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+    ))], [4, 4, 1], [NUM_REGISTERS, NUM_REGISTERS, 24])  # fmt: skip
+
+
+class _Base:
+    """Where a tensor lies, without keeping it."""
+
+    def __init__(self, address: int, dtype: torch.dtype) -> None:
+        self._address, self.dtype = address, dtype
+
+    def data_ptr(self) -> int:
+        """Address of the first value."""
+        return self._address
+
+
+@lru_cache(maxsize=4096)
+def _descriptor(address: int, dtype: torch.dtype, rows: int, width: int, block: tuple[int, int]) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), gl.bfloat16)
+    return TensorDescriptor(_Base(address, dtype), [rows, width], [width, 1], list(block), layout)
+
+
+def prefill_gluon(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    starts: torch.Tensor,
+    lens: torch.Tensor,
+    work: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    groups: int,
+    stages: int,
+    registers: int,
+    num_programs: int,
+    block_n: int = 64,
+) -> Any:
+    """As `paged_prefill_attention`; items of 64 queries a group, `num_programs` blocks at most."""
+    num_tokens, heads, dim = q.shape
+    num_blocks, kv_heads, page, _ = keys.shape
+    rows = num_blocks * kv_heads * page
+    programs = min(num_programs, heads * work.shape[0])
+    return prefill_gluon_kernel[(programs,)](
+        _descriptor(q.data_ptr(), q.dtype, num_tokens, heads * dim, (64, dim)),
+        _descriptor(keys.data_ptr(), keys.dtype, rows, dim, (block_n, dim)),
+        _descriptor(values.data_ptr(), values.dtype, rows, dim, (block_n, dim)),
+        tables, starts, lens, work, out, dim**-0.5 * 1.4426950408889634, tables.stride(0), work.shape[0], programs,
+        NUM_HEADS=heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=dim, PAGE=page, BLOCK_N=block_n, NUM_GROUPS=groups,
+        NUM_STAGES=stages, NUM_REGISTERS=registers, num_warps=4,
+    )  # fmt: skip
