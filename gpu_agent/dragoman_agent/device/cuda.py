@@ -29,25 +29,25 @@ from dragoman_agent.device.cuda_inputs import MixedInputs, Room, Views, mixed_in
 from dragoman_agent.device.cuda_make import make_ops
 from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
 from dragoman_agent.device.cuda_prepare import CudaPrepare
+from dragoman_agent.device.cuda_redraw import Redraw
 from dragoman_agent.device.cuda_weights import load_weights
 from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle, score_hidden
-from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.philox import UniformsAhead
-from dragoman_agent.engine.sampler import Sampled, sample_some
-from dragoman_agent.engine.sampling_terms import rows_beyond_temperature
+from dragoman_agent.engine.sampler import Sampled, logprobs_of
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
 from dragoman_agent.model.source import ModelSource
 from dragoman_agent.pal.plan import KV_FLOAT8, Plan
+from dragoman_kernels.triton.filters import Drawn
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
 from dragoman_kernels.triton.step_inputs import HEAD_WORDS, StepInputs, resolve_tokens
 
 log = logging.getLogger(__name__)
 
 _RING = 3  # steps whose host buffers may be under way at once
-_HELD = ("_left", "_copier", "_graphs", "_mixed_graphs", "_mixed_logits", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_results", "_sampled_ids", "_packed", "_packed_heads", "_slots")  # fmt: skip
+_HELD = ("_left", "_copier", "_graphs", "_mixed_graphs", "_mixed_logits", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_redraw", "_drawn", "_decode_drawn", "_results", "_sampled_ids", "_finite", "_packed", "_packed_heads", "_slots")  # fmt: skip
 
 
 class CudaDevice(CudaPrepare):
@@ -132,8 +132,10 @@ class CudaDevice(CudaPrepare):
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
         self._sampling = SamplingWorkspace(rows, config.vocab_size, device)
+        self._redraw = Redraw(plan.max_num_seqs, config.vocab_size, device)
         self._results = torch.zeros((2, rows), dtype=torch.int32, device=device)
-        self._sampled_ids = self._results[0]
+        self._sampled_ids, self._finite = self._results
+        self._decode_drawn = Drawn(self._inputs.temperatures, self._inputs.uniforms, self._sampled_ids, self._finite)
         words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
         self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
         self._packed = torch.zeros(words, dtype=torch.int32, device=device)
@@ -215,6 +217,7 @@ class CudaDevice(CudaPrepare):
         if is_decode and (size := self._graphs.at_least(num_seqs)) is not None:
             self._fill_decode(batch, slot)
             logits = self._graphs.replay(size)
+            self._drawn = self._decode_drawn
         else:
             logits, hidden = self._mixed_step(batch, slot)
             pooled = hidden[: len(batch.pool_seqs)].float() if len(batch.pool_seqs) else None
@@ -237,15 +240,11 @@ class CudaDevice(CudaPrepare):
             return self._finish(slot, logits, sampling)
 
     def _finish(self, slot: StepSlot, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled | None:
-        """Sample what the kernel has not, and send the results to the host; on the stream of the steps."""
-        sampled = None
+        """Draw again what temperature alone does not draw, and send the results to the host; on the stream of the steps."""
         # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
-        picked = rows_beyond_temperature(sampling)
-        if len(picked):
-            sampled = sample_some(logits, sampling, picked)
-            rows = send({"rows": picked}, self._device)["rows"]
-            self._results[0, rows] = sampled.token_ids[rows].int()
-            self._results[1, rows] = sampled.finite[rows].int()
+        if len(sampling.temperatures):
+            self._redraw.draw(logits, sampling, self._sampling, self._drawn)
+        sampled = logprobs_of(logits, self._sampled_ids, self._finite, sampling)
         slot.results.copy_(self._results, non_blocking=True)
         slot.end.record(self._stream)
         return sampled
@@ -274,7 +273,12 @@ class CudaDevice(CudaPrepare):
         inputs.unpack(self._packed, self._sampled_ids, rows)
         part = DecodePart(inputs.block_tables[:size], inputs.context_lens[:size], self._plan.decode_for(size))
         step = CudaStep(
-            inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None,
+            inputs.token_ids[:rows],
+            None,
+            inputs.positions[:rows],
+            inputs.slots[:rows],
+            part,
+            None,
             size if rows > size else None,
         )
         self._ops.dependent = dependent = size <= self._plan.dependent_max_batch
@@ -318,6 +322,7 @@ class CudaDevice(CudaPrepare):
         """A step with prefill, by a graph or kernel by kernel; logits of the sampled rows, hidden states of the pooled and scored ones."""
         inputs = mixed_inputs(batch, self._plan, self._ops, self._mixed_graphs.sizes)
         views = self._send(inputs, slot)
+        self._drawn = Drawn(views["temperatures"], views["uniforms"], self._sampled_ids, self._finite)
         num_rows, room = len(batch.sample_seqs), inputs.room
         if room is None:
             hidden = self._forward(inputs.step(views, self._plan))

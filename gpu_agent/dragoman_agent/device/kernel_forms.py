@@ -18,7 +18,9 @@ _SECONDS = {
     "fixed-attention": 3.0,
     "prefill": 2.5,
     "decode": 1.8,
+    "filters": 2.4,
     "sample": 1.2,
+    "edits": 0.8,
     "gemm": 0.6,
     "fixed-gemm": 0.8,
     "driver": 0.6,
@@ -48,6 +50,7 @@ def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
     """Each once, the longest to compile first."""
     sizes = [size for size in plan.graph_batch_sizes if size <= plan.max_num_seqs]
     found = [*_common(model, dependent=False), Form("unpack"), Form("resolve"), Form("threshold"), Form("driver")]
+    found += (Form("filters", (model.vocab_size,)), Form("edits", (model.vocab_size,)))
     if any(size <= plan.dependent_max_batch for size in sizes):
         found += _common(model, dependent=True)
     if plan.deterministic:

@@ -213,6 +213,26 @@ def _sample(at: _Shapes, form: Form) -> None:
     sample_rows(logits, floats, draws, workspace, at.ints(_ROWS), at.ints(_ROWS), dependent=form.dependent)
 
 
+def _filters(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.filters import Drawn, FilterWorkspace, draw_rows
+    from dragoman_kernels.triton.sampling import SamplingWorkspace
+
+    workspaces = [kind(_ROWS, form.sizes[0], at.torch.device("cpu")) for kind in (SamplingWorkspace, FilterWorkspace)]
+    logits, edited = at.tensor(_ROWS, *form.sizes), at.tensor(_ROWS, *form.sizes, dtype="float32")
+    floats, draws = at.tensor(_ROWS, dtype="float32"), at.tensor(_ROWS, dtype="float64")
+    drawn = Drawn(floats, draws, at.ints(_ROWS), at.ints(_ROWS))
+    draw_rows(logits, edited, at.ints(64), _ROWS, *workspaces, drawn, has_filters=True, has_random=True)
+
+
+def _edits(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.edits import EditWorkspace, edit_rows
+    from dragoman_kernels.triton.sampling import SamplingWorkspace
+
+    workspaces = [kind(_ROWS, form.sizes[0], at.torch.device("cpu")) for kind in (SamplingWorkspace, EditWorkspace)]
+    for has_lists in (False, True):
+        edit_rows(at.tensor(_ROWS, *form.sizes), at.ints(256), 0, _ROWS, *workspaces, has_lists=has_lists)
+
+
 def _decode(at: _Shapes, form: Form) -> None:
     from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 
@@ -298,7 +318,7 @@ def _driver(at: _Shapes, form: Form) -> None:
 
 
 _LAUNCH: dict[str, Callable[[_Shapes, Form], None]] = {
-    "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "decode": _decode, "prefill": _prefill, "gemm": _gemm,
+    "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "filters": _filters, "edits": _edits, "decode": _decode, "prefill": _prefill, "gemm": _gemm,
     "unpack": _unpack, "resolve": _resolve, "threshold": _threshold, "driver": _driver, "fixed-attention": _fixed_attention, "fixed-gemm": _fixed_gemm,
 }  # fmt: skip
 

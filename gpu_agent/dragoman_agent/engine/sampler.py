@@ -227,6 +227,33 @@ def _logprobs(
     return logprobs, top_ids, top_logprobs
 
 
+def logprobs_of(logits: Tensor, token_ids: Tensor, finite: Tensor, batch: SamplingBatch) -> Sampled | None:
+    """Tokens that were drawn, with the logprobs that rows of the batch ask for; None where none does.
+
+    `logits` [num_samples, vocab_size] of any float type, `token_ids` and `finite` int32 [at least num_samples]. A few rows at a
+    time: scratch is MAX_ROWS * vocab_size * ~36 bytes, however many rows there are.
+    """
+    asking = np.flatnonzero(batch.num_logprobs >= 0)
+    if not len(asking):
+        return None
+    num_rows, k = len(batch.num_logprobs), min(int(batch.num_logprobs.max()), logits.shape[1])
+    device = logits.device
+    found = Sampled(token_ids[:num_rows].long(), finite[:num_rows] > 0, torch.zeros(num_rows, device=device))
+    if k:
+        top_ids = torch.full((num_rows, k), -1, dtype=torch.int64, device=device)
+        found = replace(found, top_ids=top_ids, top_logprobs=torch.zeros(num_rows, k, device=device))
+    for start in range(0, len(asking), MAX_ROWS):
+        index = send({"rows": asking[start : start + MAX_ROWS]}, device)["rows"]
+        raw = torch.where(found.finite[index].unsqueeze(1), logits[index].float(), 0.0)
+        own, best, best_logprobs = _logprobs_of(raw, found.token_ids[index], k)
+        assert found.logprobs is not None
+        found.logprobs[index] = own
+        if best is not None and best_logprobs is not None:
+            assert found.top_ids is not None and found.top_logprobs is not None
+            found.top_ids[index], found.top_logprobs[index] = best, best_logprobs
+    return found
+
+
 def score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Logprobs [n] of given tokens under float32 `logits` [n, vocab_size], and the best `num_top` of each row.
 

@@ -36,6 +36,8 @@ from dragoman_kernels.triton.attention_fixed import FixedWorkspace, fixed_decode
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 from dragoman_kernels.triton.compile_only import compiling
 from dragoman_kernels.triton.contracts import contract_name
+from dragoman_kernels.triton.edits import EditWorkspace, edit_rows
+from dragoman_kernels.triton.filters import Drawn, FilterWorkspace, draw_rows
 from dragoman_kernels.triton.gemm_decode import gemm_decode
 from dragoman_kernels.triton.gemm_fixed import gemm_fixed
 from dragoman_kernels.triton.launches import (
@@ -246,7 +248,13 @@ def _launch_fixed(shape: ModelShape, page: int, launch: PrefillLaunch, dtype: to
 def _launch_sampling(shape: ModelShape) -> None:
     work = SamplingWorkspace(2, shape.vocab_size, _CPU)
     uniforms = torch.zeros(2, dtype=torch.float64)
-    sample_rows(_zeros(2, shape.vocab_size), torch.zeros(2), uniforms, work, _ints(2), _ints(2))
+    logits, words = _zeros(2, shape.vocab_size), _ints(64)
+    drawn = Drawn(torch.zeros(2), uniforms, _ints(2), _ints(2))
+    sample_rows(logits, drawn.temperatures, uniforms, work, drawn.token_ids, drawn.finite)
+    filters, edits = FilterWorkspace(2, shape.vocab_size, _CPU), EditWorkspace(2, shape.vocab_size, _CPU)
+    for has_lists in (False, True):
+        edit_rows(logits, words, 0, 2, work, edits, has_lists=has_lists)
+    draw_rows(logits, edits.logits, words, 2, work, filters, drawn, has_filters=True, has_random=True)
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:

@@ -162,6 +162,42 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         _contract("latency", "num_rows vocab_size", lambda s: s["num_rows"] * (_VALUE * 4096 + s["vocab_size"] // 256),
                   lambda s: s["num_rows"] * 8 * 4096, 255, 64 << 10),
     ),
+    "triton.filter_coarse": (
+        "filters", "draw_rows",
+        _contract("bandwidth", "num_rows vocab_size", _logits_bytes,
+                  lambda s: 40 * s["num_rows"] * s["vocab_size"], 128, 8 << 10),
+    ),
+    "triton.filter_gather": (
+        "filters", "draw_rows",
+        _contract("bandwidth", "num_rows vocab_size", _logits_bytes,
+                  lambda s: 8 * s["num_rows"] * s["vocab_size"], 128, 32 << 10),
+    ),
+    # At worst it looks at a whole row twice for each bit of a key; at flat logits at a quarter of it, a few times.
+    "triton.filter_search": (
+        "filters", "draw_rows",
+        _contract("latency", "num_rows vocab_size", lambda s: 4 * s["num_rows"] * s["vocab_size"],
+                  lambda s: 8 * s["num_rows"] * s["vocab_size"], 128, 64 << 10),
+    ),
+    "triton.kept_sum": (
+        "filters", "draw_rows",
+        _contract("bandwidth", "num_rows vocab_size", _logits_bytes,
+                  lambda s: 5 * s["num_rows"] * s["vocab_size"], 128, 8 << 10),
+    ),
+    "triton.kept_pick": (
+        "filters", "draw_rows",
+        _contract("latency", "num_rows vocab_size", lambda s: s["num_rows"] * (_VALUE * 4096 + s["vocab_size"] // 256),
+                  lambda s: s["num_rows"] * 9 * 4096, 255, 64 << 10),
+    ),
+    "triton.edit_lists": (
+        "edits", "edit_rows",
+        _contract("latency", "num_rows num_entries", lambda s: 32 * s["num_rows"] * s["num_entries"],
+                  lambda s: 8 * s["num_rows"] * s["num_entries"], 128, 8 << 10),
+    ),
+    "triton.edit_rows": (
+        "edits", "edit_rows",
+        _contract("bandwidth", "num_rows vocab_size", lambda s: (_VALUE + 8) * s["num_rows"] * s["vocab_size"],
+                  lambda s: 4 * s["num_rows"] * s["vocab_size"], 128, 32 << 10, spill_bytes=2 * _SPILL),
+    ),
     "triton.threshold": (
         "threshold", "find_thresholds",
         _contract("bandwidth", "num_rows vocab_size", lambda s: 32 * 12 * s["num_rows"] * s["vocab_size"],

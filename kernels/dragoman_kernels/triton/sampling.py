@@ -1,7 +1,7 @@
 """Greedy and temperature sampling of whole rows in two passes over the logits, without a sort.
 
 A token weighs floor(exp((logit - max) / temperature) * 2**40). Integer sums do not depend on the order of addition, so a
-draw depends on its own row alone. Filters, penalties and logprobs are another path's business.
+draw depends on its own row alone. filters.py draws rows again that have filters, edits.py those whose logits are changed.
 """
 
 from __future__ import annotations
@@ -18,28 +18,34 @@ _WEIGHT_ONE = tl.constexpr(1099511627776.0)  # 2**40
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
 
 
+@triton.jit
+def block_extremes(values, columns):
+    """The largest value (+inf where there is a NaN), the lowest id that has it, and the smallest that is not -inf."""
+    # NaN must win, as in torch: it is found by comparing with itself.
+    clean = tl.where(values != values, float("inf"), values)
+    best = tl.max(clean, axis=0)
+    place = tl.min(tl.where(clean == best, columns, 2147483647), axis=0)
+    least = tl.min(tl.where(clean > float("-inf"), clean, float("inf")), axis=0)
+    return best, place, least
+
+
 @triton.jit(do_not_specialize=["vocab", "num_blocks"])
 def _block_max_kernel(
-    logits_ptr, max_ptr, arg_ptr, vocab, stride, num_blocks, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+    logits_ptr, max_ptr, arg_ptr, min_ptr, vocab, stride, num_blocks, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):
     begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits_ptr + row * stride + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
-    # NaN must win, as in torch: it is found by comparing with itself.
-    bad = (values != values).to(tl.int32)
-    any_bad = tl.max(bad, axis=0)
-    clean = tl.where(bad > 0, float("inf"), values)
-    best = tl.max(clean, axis=0)
-    # The lowest id among equals.
-    place = tl.min(tl.where(clean == best, columns, 2147483647), axis=0)
-    tl.store(max_ptr + row * num_blocks + block, tl.where(any_bad > 0, float("inf"), best))
+    best, place, least = block_extremes(values, columns)
+    tl.store(max_ptr + row * num_blocks + block, best)
     tl.store(arg_ptr + row * num_blocks + block, place)
+    tl.store(min_ptr + row * num_blocks + block, least)
 
 
 @triton.jit
-def _row_max(max_ptr, row, num_blocks, PADDED: tl.constexpr):
+def row_max(max_ptr, row, num_blocks, PADDED: tl.constexpr):
     blocks = tl.arange(0, PADDED)
     maxima = tl.load(max_ptr + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
     return tl.max(maxima, axis=0)
@@ -60,7 +66,7 @@ def _block_sum_kernel(
     block = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     if temperature >= _GREEDY_BELOW:
-        best = _row_max(max_ptr, row, num_blocks, PADDED)
+        best = row_max(max_ptr, row, num_blocks, PADDED)
         if (best < float("inf")) & (best > float("-inf")):
             columns = block * BLOCK + tl.arange(0, BLOCK)
             inside = columns < vocab
@@ -78,7 +84,7 @@ def _pick_kernel(
     begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
-    best = _row_max(max_ptr, row, num_blocks, PADDED)
+    best = row_max(max_ptr, row, num_blocks, PADDED)
     # +inf marks NaN and +inf; -inf means that no token is left.
     finite = (best < float("inf")) & (best > float("-inf"))
     tl.store(finite_ptr + row, finite.to(tl.int32))
@@ -105,12 +111,13 @@ def _pick_kernel(
 
 
 class SamplingWorkspace:
-    """Per-block results for the largest batch."""
+    """Per-block results for the largest batch; `sample_rows` leaves those of its rows for who draws some of them again."""
 
     def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device) -> None:
         blocks = triton.cdiv(vocab_size, BLOCK)
         self.maxima = torch.empty((max_num_rows, blocks), dtype=torch.float32, device=device)
         self.places = torch.empty((max_num_rows, blocks), dtype=torch.int32, device=device)
+        self.minima = torch.empty((max_num_rows, blocks), dtype=torch.float32, device=device)
         self.sums = torch.empty((max_num_rows, blocks), dtype=torch.int64, device=device)
 
 
@@ -135,7 +142,9 @@ def sample_rows(
     grid = (num_rows, num_blocks)
     stride = logits.stride(0)
     w, options = workspace, launch_options(dependent)
-    _block_max_kernel[grid](logits, w.maxima, w.places, vocab, stride, num_blocks, BLOCK=BLOCK, num_warps=8, **options)
+    _block_max_kernel[grid](
+        logits, w.maxima, w.places, w.minima, vocab, stride, num_blocks, BLOCK=BLOCK, num_warps=8, **options
+    )
     _block_sum_kernel[grid](
         logits, w.maxima, temperatures, w.sums, vocab, stride, num_blocks, BLOCK=BLOCK, PADDED=padded, num_warps=8,
         **options,

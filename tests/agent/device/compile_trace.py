@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 
+import numpy as np
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 
@@ -30,7 +31,7 @@ def plan(which: str) -> Plan:
 
 
 def of_the_device(plan: Plan) -> dict[str, str]:
-    """Load, decode in graphs, a step with prompts of tokens that the step before sampled."""
+    """Load, decode in graphs, a step with prompts of tokens that the step before sampled, draws with filters and edits."""
     import torch
     from tests.agent.device.conformance.host_runtime import InterpretedDevice
     from tests.agent.device.conformance.steps import Part, step_of
@@ -47,6 +48,10 @@ def of_the_device(plan: Plan) -> dict[str, str]:
             device.submit(step_of([Part([5], 3, [1 + i]) for i in range(batch)], 16)).result()
         mixed = [Part([5], 3, [1]), Part(list(range(1, 18)), 0, [3, 4])]
         device.submit(step_of(mixed, 16)).result()
+        drawn = {"temperatures": 0.8, "top_ks": 8, "top_ps": 0.95}
+        masks = {"masked_rows": np.array([1], np.int32), "masks": np.full((1, 3), -1, np.int32)}
+        for edits in (masks, {"banned": {0: np.array([3], np.int32)}}):
+            device.submit(step_of(mixed, 16, **drawn, **edits)).result()
         return {compiled.hash: name for _, (name, compiled, _) in binaries.items()}
 
 

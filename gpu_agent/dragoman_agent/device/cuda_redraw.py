@@ -1,0 +1,63 @@
+"""Draws again, on a GPU, the rows of a step that temperature alone does not draw: filters and edits by a few kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dragoman_agent.device.base import SamplingBatch
+from dragoman_agent.engine.packed_copy import send
+from dragoman_agent.engine.sampling_terms import is_edited
+from dragoman_agent.engine.sampling_words import Words, rows_to_draw, words_of
+from dragoman_kernels.triton.edits import EditWorkspace, edit_rows
+from dragoman_kernels.triton.filters import Drawn, FilterWorkspace, draw_rows
+from dragoman_kernels.triton.sampling import SamplingWorkspace
+
+
+class Redraw:
+    """Owns what its kernels work in, taken once for steps of at most `num_rows` rows."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._filters = FilterWorkspace(num_rows, vocab_size, device)
+        self._edits = EditWorkspace(num_rows, vocab_size, device)
+        self._device, self._vocab_size = device, vocab_size
+        self._columns: tuple[npt.NDArray[Any], ...] = ()
+        self._known: list[
+            tuple[Words, Tensor]
+        ] = []  # what `_columns` were sent as: most steps have those of the step before
+
+    def draw(self, logits: Tensor, sampling: SamplingBatch, workspace: SamplingWorkspace, drawn: Drawn) -> None:
+        """Of `logits` [num_rows, vocab_size], which `sample_rows` has just drawn from with the same `workspace` and into the same
+        `drawn`. A row's token depends on its own logits and sampling alone. Raises ValueError on a token outside the vocabulary.
+        """
+        for words, sent in self._sent(sampling):
+            if words.num_edited:
+                edit_rows(logits, sent, words.base, words.num_edited, workspace, self._edits, has_lists=words.has_lists)
+            draw_rows(
+                logits, self._edits.logits, sent, words.num_rows, workspace, self._filters, drawn,
+                has_filters=words.has_filters, has_random=words.has_random,
+            )  # fmt: skip
+
+    def _sent(self, sampling: SamplingBatch) -> list[tuple[Words, Tensor]]:
+        """Words of all rows to draw, a few rows at a time, on the device."""
+        columns = (sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps)
+        if is_edited(sampling):
+            self._columns = ()
+            return self._send(sampling, self._edits.max_num_rows)
+        if len(self._columns) != len(columns) or any(
+            one is not other for one, other in zip(columns, self._columns, strict=True)
+        ):
+            self._known = self._send(sampling, self._filters.max_num_rows)
+            self._columns = columns
+        return self._known
+
+    def _send(self, sampling: SamplingBatch, at_once: int) -> list[tuple[Words, Tensor]]:
+        rows = rows_to_draw(sampling)
+        parts = [
+            words_of(sampling, rows[start : start + at_once], self._vocab_size)
+            for start in range(0, len(rows), at_once)
+        ]
+        return [(part, send({"words": part.words}, self._device)["words"]) for part in parts]
