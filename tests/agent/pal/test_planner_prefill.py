@@ -1,0 +1,145 @@
+"""Prefill by tensor descriptors is taken where it was timed quicker, over a usual prompt and a part of a long one, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import pytest
+
+from dragoman_agent.engine.config import EngineConfig
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal.candidates import TuningCase, prefill_points, prefill_shortlist, tuning_cases
+from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.kernel_calls import parse_key
+from dragoman_agent.pal.kernel_times import KernelTimes
+from dragoman_agent.pal.plan import Plan, PrefillAttention
+from dragoman_agent.pal.plan_fields import plan_fields
+from dragoman_agent.pal.planner import Limits, Switches, plan_for
+from dragoman_agent.pal.profile import Profile
+from dragoman_agent.pal.rates import rates_of
+from dragoman_agent.pal.timings import Timings
+from dragoman_kernels.triton.launches import TMA_PREFILL_LAUNCHES
+
+MODEL = "qwen3-0.6b"
+Factor = Callable[[PrefillAttention, int], float | None]  # of what is predicted, by launch and context; None: not timed
+Planner = Callable[[Factor], tuple[Plan, Decision]]
+Card, Shapes = Callable[..., Profile], Callable[[str], ModelConfig]
+
+
+@pytest.fixture
+def planned(card: Card, shapes: Shapes) -> Planner:
+    """The plan where prefill by pointers takes what the first launch is predicted, the others `factor` times that."""
+
+    def make(factor: Factor) -> tuple[Plan, Decision]:
+        here, model = card(), shapes(MODEL)
+        first, _ = plan_for(here, model, Limits(), Switches())
+        same = {case.key: case.predicted_seconds for case in tuning_cases(here, model, first)}
+        seconds: dict[str, float] = {}
+        for key, predicted in same.items():
+            call = parse_key(key)
+            assert call is not None and call.key == key
+            if isinstance(call.config, PrefillAttention):
+                base = replace(call.config, block_m=64, block_n=64, num_warps=4, num_stages=3, tma=False)
+                over = factor(call.config, call.shape["context"])
+                if over is None:
+                    continue
+                predicted = over * same[replace(call, config=base).key]
+            seconds[key] = predicted
+        plan, decisions = plan_for(here, model, Limits(), Switches(), Timings("print", "hash", seconds))
+        return plan, next(each for each in decisions if each.subject == "prefill-attention")
+
+    return make
+
+
+def of_prefill(cases: list[TuningCase]) -> list[PrefillAttention]:
+    return [case.config for case in cases if isinstance(case.config, PrefillAttention)]
+
+
+def test_untimed_it_is_never_taken(card: Card, shapes: Shapes) -> None:
+    plan, decisions = plan_for(card(), shapes(MODEL), Limits(), Switches())
+    assert plan.prefill_attention is not None and not plan.prefill_attention.tma
+    (decision,) = (each for each in decisions if each.subject == "prefill-attention")
+    assert not any(candidate.name.endswith("-tma") for candidate in decision.candidates)
+    assert "prefill_tma" not in {field.name for field in plan_fields(plan)}
+
+
+def test_timed_quicker_it_is_taken_and_said(planned: Planner) -> None:
+    plan, decision = planned(lambda one, context: 0.8 if one.tma and one.num_stages == 2 else 1.0)
+    assert plan.prefill_attention == PrefillAttention("paged", 128, 64, 4, 2, tma=True)
+    assert decision.chosen == "m128-n64-w4-g2-tma"
+    assert decision.reason == (
+        "the shortest for a prompt of 1024 tokens and the last 2048 of 8192, measured on the device"
+    )
+    assert {"m64-n64-w4-g3", "m64-n64-w4-g3-tma"} <= {candidate.name for candidate in decision.candidates}
+    assert ("prefill_tma", True) in {(field.name, field.value) for field in plan_fields(plan)}
+    config = EngineConfig("cuda", "m", plan)
+    assert EngineConfig.from_json(config.to_json()) == config
+
+
+def test_timed_slower_or_as_quick_the_kernel_by_pointers_stays(planned: Planner) -> None:
+    for factor in (1.0, 1.1):
+        plan, _ = planned(lambda one, context, factor=factor: factor if one.tma else 1.0)
+        assert plan.prefill_attention == PrefillAttention("paged", 64, 64, 4, 3)
+
+
+def test_a_usual_prompt_and_a_long_one_decide_together(planned: Planner) -> None:
+    """A gain of a third on the long one is more than a loss of a tenth on the short one, and not the other way round."""
+
+    def factor(short: float, long: float) -> Factor:
+        return lambda one, context: (long if context > 1024 else short) if one.tma and one.block_m == 128 else 1.0
+
+    gains, _ = planned(factor(1.1, 0.7))
+    loses, _ = planned(factor(0.95, 1.1))
+    assert gains.prefill_attention is not None and gains.prefill_attention.tma
+    assert loses.prefill_attention is not None and not loses.prefill_attention.tma
+
+
+def test_one_that_could_not_run_is_not_chosen(planned: Planner) -> None:
+    plan, decision = planned(lambda one, context: None if one.tma else 1.0)
+    assert plan.prefill_attention is not None and not plan.prefill_attention.tma
+    assert not any(candidate.name.endswith("-tma") for candidate in decision.candidates)
+
+
+def test_times_of_usual_prompts_alone_are_enough(planned: Planner) -> None:
+    """Another version timed no part of a long one."""
+    plan, decision = planned(lambda one, context: None if context > 1024 else 0.8 if one.tma else 1.0)
+    assert plan.prefill_attention is not None and plan.prefill_attention.tma
+    assert decision.reason == "the shortest for a prompt of 1024 tokens, measured on the device"
+
+
+def test_where_it_is_timed(card: Card, shapes: Shapes) -> None:
+    model, here = shapes(MODEL), card()
+    plan, _ = plan_for(here, model, Limits(), Switches())
+    cases = tuning_cases(here, model, plan)
+    timed = {
+        (case.config, case.shape["tokens"], case.shape["context"])
+        for case in cases
+        if isinstance(case.config, PrefillAttention)
+    }
+    for launch in TMA_PREFILL_LAUNCHES:
+        for tokens, context in prefill_points(plan.max_context_tokens):
+            assert (PrefillAttention("paged", **asdict(launch)), tokens, context) in timed
+    fixed, _ = plan_for(here, model, Limits(deterministic=True), Switches())
+    assert not any(one.tma for one in of_prefill(tuning_cases(here, model, fixed))), "such a plan runs another kernel"
+    narrow = replace(model, kv_item_bytes=1)
+    assert not any(one.tma for one in prefill_shortlist(KernelTimes(rates_of(here)), narrow, 64)), (
+        "K and V in eight bits"
+    )
+
+
+@pytest.mark.parametrize(("capability", "page", "some"), [
+    ("9.0", 64, True), ("9.0", 128, True), ("9.0", 16, False), ("8.0", 64, False), ("8.9", 64, False), ("12.0", 64, False),
+])  # fmt: skip
+def test_which_devices_and_pages_have_it(capability: str, page: int, some: bool, card: Card, shapes: Shapes) -> None:
+    here = card({"compute.capability": capability})
+    found = prefill_shortlist(KernelTimes(rates_of(here)), shapes(MODEL), page)
+    assert any(one.tma for one in found) is some
+    assert any(not one.tma for one in found)
+
+
+def test_key_names_it() -> None:
+    key = "prefill-attention/h16-k8-d128-p64/t1024/c1024/m128-n64-w4-g3-tma"
+    call = parse_key(key)
+    assert call is not None and call.config == PrefillAttention("paged", 128, 64, 4, 3, tma=True) and call.key == key
+    assert parse_key("decode-attention/h16-k8-d128-p64/b1/c1024/s1-n64-w4-g3-tma") is None
