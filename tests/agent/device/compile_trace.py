@@ -12,13 +12,13 @@ import numpy as np
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 
-from dragoman_agent.pal.plan import KV_FLOAT8, GemmDecode, Plan
+from dragoman_agent.pal.plan import KV_FLOAT8, GemmDecode, Plan, PrefillAttention
 
 CAPABILITY = "9.0"
 
 
 def plan(which: str) -> Plan:
-    """In one order of arithmetic; with K and V in eight bits; or with dependent launch up to 2 sequences; a matrix for all of them and one, which two sizes of tile serve, for some."""
+    """In one order of arithmetic; with K and V in eight bits; or with prefill by tensor descriptors, dependent launch up to 2 sequences; a matrix for all of them and one, which two sizes of tile serve, for some."""
     if which == "deterministic":
         return deterministic_plan("cuda")
     if which == "float8":
@@ -27,7 +27,10 @@ def plan(which: str) -> Plan:
         GemmDecode(n=128, k=64, max_rows=4, block_n=16, block_k=64, num_stages=3, num_warps=2),
         GemmDecode(n=192, k=64, max_rows=16, block_n=16, block_k=64, num_stages=3, num_warps=2),
     )
-    return dataclasses.replace(gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2)
+    by_descriptors = PrefillAttention("paged", 16, 16, 4, 3, tma=True)
+    return dataclasses.replace(
+        gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2, prefill_attention=by_descriptors
+    )
 
 
 def of_the_device(plan: Plan) -> dict[str, str]:
