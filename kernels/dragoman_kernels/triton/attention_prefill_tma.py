@@ -147,7 +147,7 @@ def prefill_by_descriptors(
     """
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
-    if page % block_n or head_dim & (head_dim - 1) or str(k_cache.dtype) != str(q.dtype):
+    if page % block_n or head_dim & (head_dim - 1) or k_cache.dtype != q.dtype:
         raise ValueError(
             f"tiles of {block_n} keys of {head_dim} values in {k_cache.dtype}, from pages of {page} tokens, for queries in "
             f"{q.dtype}: a tensor descriptor needs tiles inside a page, a head size that is a power of two and K and V of "

@@ -15,12 +15,14 @@ from dragoman_kernels.triton.launches import (
     DEPENDENT_KERNELS,
     MAX_NUM_REGISTERS,
     PREFILL_LAUNCHES,
+    TMA_PREFILL_LAUNCHES,
     DecodeLaunch,
     PrefillLaunch,
     decode_launches,
     decode_resources,
     prefill_launches,
     prefill_resources,
+    tma_prefill_launches,
 )
 
 # Of kernels compiled for sm_90 and sm_80, 16 query and 8 KV heads of 128 values: shared bytes.
@@ -101,6 +103,46 @@ def test_little_shared_memory_leaves_fewer_and_none() -> None:
     assert decode_launches(4, 128, 64, 8 << 10) == ()
     assert prefill_launches(128, 64, (9, 0), 8 << 10) == ()
     assert len(prefill_launches(64, 64, (9, 0), 227 << 10)) == len(PREFILL_LAUNCHES)
+
+
+def test_launches_by_tensor_descriptors_use_what_is_said_and_keep_their_contract() -> None:
+    """Compiled for sm_90: the largest and the smallest at both head sizes."""
+    code = (
+        "from dragoman_kernels.triton import aot\n"
+        "from dragoman_kernels.triton.launches import tma_prefill_launches\n"
+        "for dim in (64, 128):\n"
+        "    shape = aot.ModelShape('m', 8, 2, dim, 512, 512, 1024, False)\n"
+        "    launches = tma_prefill_launches(dim, 64, (9, 0), 227 << 10)\n"
+        "    for launch in (launches[0], launches[-1]):\n"
+        "        with aot.compiling_for(90) as found:\n"
+        "            aot.launch_prefill(shape, 64, launch)\n"
+        "        (name, compiled, constants), = found.values()\n"
+        "        used = *aot.resource_usage(compiled.asm['cubin']), compiled.metadata.shared\n"
+        "        assert name == 'triton.prefill_tma'\n"
+        "        assert not aot.Build(name, 90, *used, constants).problems()\n"
+        "        assert 'cp.async.bulk.tensor.2d' in compiled.asm['ptx']\n"
+        "        print(dim, launch.block_m, launch.block_n, launch.num_warps, launch.num_stages, *used)\n"
+    )
+    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=environ
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert len(lines) == 4
+    for dim, *sizes, registers, spilled, shared in lines:
+        said = prefill_resources(PrefillLaunch(*sizes, tma=True), dim, 64, (9, 0))
+        assert shared <= said.shared_bytes <= shared + 128, (dim, sizes)
+        assert spilled <= 64 and registers <= 1.3 * said.num_registers, (dim, sizes)
+
+
+def test_tensor_descriptors_need_whole_pages_powers_of_two_and_hopper() -> None:
+    limit = 227 << 10
+    assert tma_prefill_launches(128, 64, (9, 0), limit) == TMA_PREFILL_LAUNCHES
+    assert tma_prefill_launches(64, 128, (10, 0), limit) == TMA_PREFILL_LAUNCHES
+    for head_dim, page, capability in ((128, 16, (9, 0)), (80, 64, (9, 0)), (128, 64, (8, 0)), (128, 64, (12, 0))):
+        assert tma_prefill_launches(head_dim, page, capability, limit) == ()
+    assert len(tma_prefill_launches(128, 64, (9, 0), 99 << 10)) < len(TMA_PREFILL_LAUNCHES)
 
 
 def test_what_may_start_early_is_registered_and_says_so_in_its_source() -> None:
