@@ -1,6 +1,6 @@
 """The samplers of a device against exact probabilities (chi-square, a filter at a time) and against the host's sampler.
 
-python tests/gpu/check_sampling.py                 on the GPU: torch sampler and Triton kernel
+python tests/gpu/check_sampling.py                 on the GPU: torch sampler and Triton kernels
 python tests/gpu/check_sampling.py --device cpu    the torch sampler alone, on a machine without a GPU
 Prints one line a check; exit 1 when one is off.
 """
@@ -22,6 +22,7 @@ from dragoman_agent.engine.sampler import sample, score
 
 NUM_DRAWS = 20_000
 LARGE_VOCAB = 32_000
+LARGEST_VOCAB = 151_936
 # Rounding of exp() differs between devices in the last bit: a draw that falls into such a gap is one in millions.
 MAX_DIFFERENT = 1e-3
 MAX_LOGPROB_ERROR = 1e-4
@@ -146,17 +147,23 @@ def host_draw(logits: torch.Tensor, batch: SamplingBatch) -> np.ndarray:
 
 
 def agreement_checks(
-    name: str, draw: Draw, filters: list[dict[str, float]], parts: dict[str, dict[str, Any]], num: int
+    name: str,
+    draw: Draw,
+    filters: list[dict[str, float]],
+    parts: dict[str, dict[str, Any]],
+    num: int,
+    vocab: int | None = None,
+    scale: float = 3.0,
 ) -> Iterator[Check]:
     """The same ids as the host's for the same seeds and logits, over a vocabulary of real size."""
-    logits = torch.randn(num, LARGE_VOCAB, generator=torch.Generator().manual_seed(1)) * 3
+    logits = torch.randn(num, vocab or LARGE_VOCAB, generator=torch.Generator().manual_seed(1)) * scale
     logits = logits.bfloat16().float()
     cases = [(str(parameters), parameters, dict[str, Any]()) for parameters in filters]
     cases += [(part, {"temperature": 0.9, "top_p": 0.95}, sparse) for part, sparse in parts.items()]
     for label, parameters, sparse in cases:
         batch = batch_of(num, parameters, **sparse)
         different = int((draw(logits, batch) != host_draw(logits, batch)).sum())
-        yield Check(f"{name} = host, {label}", different <= MAX_DIFFERENT * num, f"{different} of {num} ids differ")
+        yield Check(f"{name} = host, {label}", different <= max(MAX_DIFFERENT * num, 1), f"{different} of {num} ids differ")
 
 
 def logprob_checks(device: torch.device) -> Iterator[Check]:
@@ -212,6 +219,50 @@ def triton_draw(device: torch.device, dtype: torch.dtype) -> Draw:
     return draw
 
 
+def redraw_draw(device: torch.device, dtype: torch.dtype) -> Draw:
+    """The kernels of every other row, on logits of `dtype`, as a step launches them."""
+    from dragoman_agent.device.cuda_redraw import Redraw
+    from dragoman_kernels.triton.filters import Drawn
+    from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
+
+    made: dict[tuple[int, int], tuple[SamplingWorkspace, Redraw]] = {}
+
+    def draw(logits: torch.Tensor, batch: SamplingBatch) -> np.ndarray:
+        num, vocab = logits.shape
+        if (num, vocab) not in made:
+            made.clear()
+            made[num, vocab] = SamplingWorkspace(num, vocab, device), Redraw(num, vocab, device)
+        workspace, redraw = made[num, vocab]
+        numbers = uniforms(batch.seeds, batch.choices, batch.cursors)
+        arrays = [torch.from_numpy(array).to(device) for array in (batch.temperatures, numbers)]
+        ids, finite = (torch.full((num,), -1, dtype=torch.int32, device=device) for _ in range(2))
+        on_device = logits.to(device, dtype)
+        sample_rows(on_device, *arrays, workspace, ids, finite)
+        redraw.draw(on_device, batch, workspace, Drawn(*arrays, ids, finite))
+        if not bool((finite == 1).all()):
+            raise RuntimeError("the kernels call a row of finite logits not finite")
+        return ids.cpu().numpy().astype(np.int64)
+
+    return draw
+
+
+def redraw_checks(device: torch.device, num_rows: int) -> Iterator[Check]:
+    """Filters and edits by the kernels of a step: peaked and flat logits, few and many tokens kept, the largest vocabulary."""
+    for dtype, num in ((torch.float32, max(num_rows // 4, 1)), (torch.bfloat16, num_rows)):
+        name = f"kernels, {str(dtype).removeprefix('torch.')}"
+        draw = redraw_draw(device, dtype)
+        yield from distribution_checks(name, draw, FILTERS)
+        yield from agreement_checks(name, draw, FILTERS, sparse_parts(num, LARGE_VOCAB), num)
+    few = min(num_rows, 96)
+    for scale in (0.01, 0.5, 6.0):
+        filters: list[dict[str, float]] = [
+            {"top_p": 0.9}, {"top_p": 0.999, "temperature": 1.7}, {"top_k": 40, "top_p": 0.95}, {"top_k": 20_000, "top_p": 0.8},
+            {"min_p": 0.05}, {"top_p": 0.0},
+        ]  # fmt: skip
+        parts = sparse_parts(few, LARGEST_VOCAB)
+        yield from agreement_checks(f"kernels, logits of {scale:g}", draw, filters, parts, few, LARGEST_VOCAB, scale)
+
+
 def all_checks(device: torch.device, num_rows: int, *, with_triton: bool) -> Iterator[Check]:
     """Every check of one device."""
     draw = torch_draw(device)
@@ -225,6 +276,7 @@ def all_checks(device: torch.device, num_rows: int, *, with_triton: bool) -> Ite
         name = f"Triton, {str(dtype).removeprefix('torch.')}"
         yield from distribution_checks(name, triton_draw(device, dtype), plain)
         yield from agreement_checks(name, triton_draw(device, dtype), plain, {}, num_rows)
+    yield from redraw_checks(device, num_rows)
 
 
 def main(argv: list[str] | None = None) -> int:
