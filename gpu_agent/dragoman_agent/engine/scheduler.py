@@ -15,6 +15,7 @@ from dragoman_agent.engine.memory_limit import MemoryLimit
 from dragoman_agent.engine.messages import Tune
 from dragoman_agent.engine.queue import WaitingQueue
 from dragoman_agent.engine.request import Request, Sequence, Status
+from dragoman_agent.engine.running import RunningSequences
 from dragoman_agent.engine.step_plan import StepPlan, preemption_key
 from dragoman_agent.engine.tier_waits import LowerTiers, TierWaits
 from dragoman_agent.pal.plan import Plan
@@ -42,8 +43,8 @@ class Scheduler:
         self._first_decode = 0
         self.num_steps = 0  # launched
         self.newest_cut = 0  # in steps after this one nobody's token is to be dropped
-        self.running_context_tokens = 0  # at the last decision
         self._prefilling_tokens = 0
+        self._running = RunningSequences(plan.page_size)
         self._without_room: Sequence | None = None  # next in line, for whom the last step had no room
         self.max_step_tokens = plan.max_batch_tokens
         self.memory_limit = MemoryLimit(plan.max_batch_tokens)
@@ -57,6 +58,11 @@ class Scheduler:
     def pending_prefill_tokens(self) -> int:
         """Tokens to compute before the sequences that wait or are in prefill can go on."""
         return self.waiting.num_tokens + self._prefilling_tokens
+
+    @property
+    def running_context_tokens(self) -> int:
+        """Of the sequences that ran at the last decision."""
+        return self._running.context_tokens
 
     def use_tiers(self, tiers: LowerTiers) -> None:
         """Prefixes may lie below the pool from now on."""
@@ -166,9 +172,13 @@ class Scheduler:
             self.pool.withhold(self._num_withheld)
         self._make_room(plan, now)
         num_preempted = len(plan.preempted)
-        decodes, prefilling, growing = self._ready(now)
+        ready = self._running.ready(self.running)
+        for sequence in ready.without_credit:
+            self._note_credit_since(sequence, now)
+        decodes, prefilling, growing = ready.decodes, ready.prefilling, ready.growing
         if len(decodes) > budget:
             # More sequences than tokens in a step: take turns.
+            self._running.changed()
             start = self._first_decode % len(decodes)
             self._first_decode = start + budget
             decodes = (decodes[start:] + decodes[:start])[:budget]
@@ -194,41 +204,10 @@ class Scheduler:
         self._prefilling_tokens -= plan.num_prefill_tokens
         return plan
 
-    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
-        """Running sequences that may go on: in decode, in prefill, and those in decode whose block table is full."""
-        page_size = self.page_size
-        growing: list[Sequence] = []
-        decodes: list[Sequence] = []
-        prefilling: list[Sequence] = []
-        context = 0
-        for sequence in self.running:
-            num_tokens = sequence.num_computed + 1
-            if num_tokens < sequence.quiet_tokens:  # most of them, between two steps: nothing else is looked at
-                decodes.append(sequence)
-                context += num_tokens
-                continue
-            num_tokens = sequence.num_tokens
-            context += num_tokens
-            if sequence.future_step and num_tokens >= sequence.max_num_tokens:
-                continue  # its last token is under way
-            request = sequence.request
-            if num_tokens - sequence.num_prompt >= request.credit and not request.is_embedding:
-                if sequence.credit_since is None:
-                    sequence.credit_since = now
-                    self._out_of_credit.add(sequence)
-            elif num_tokens - sequence.num_computed == 1 and not request.is_embedding:
-                decodes.append(sequence)
-                room = len(sequence.block_table) * page_size
-                if room < num_tokens:
-                    growing.append(sequence)
-                else:
-                    # From here on each step computes one token and samples the next, until it loses its blocks.
-                    end_of_credit = sequence.num_prompt + request.credit
-                    sequence.quiet_tokens = min(sequence.max_num_tokens, end_of_credit, room + 1)
-            elif num_tokens > sequence.num_computed:
-                prefilling.append(sequence)
-        self.running_context_tokens = context
-        return decodes, prefilling, growing
+    def _note_credit_since(self, sequence: Sequence, now: float) -> None:
+        if sequence.credit_since is None:
+            sequence.credit_since = now
+            self._out_of_credit.add(sequence)
 
     def _grow(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Give `sequence` the block its next token needs, preempting others; False when it was preempted itself."""
@@ -318,9 +297,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         sequence.move_to(Status.PARKED)
         self.parked.add(sequence)
-        if sequence.credit_since is None:
-            sequence.credit_since = now
-            self._out_of_credit.add(sequence)
+        self._note_credit_since(sequence, now)
         # Choices that were ahead when the stream was cut must not hold up those that were behind.
         self.unblock(sequence.request, now)
 
@@ -344,6 +321,7 @@ class Scheduler:
         sequence.num_computed = num_cached
         sequence.num_published = num_cached // self.page_size
         sequence.row = self._free_rows.pop()
+        self._running.changed()
         sequence.move_to(Status.RUNNING)
         self.running.append(sequence)
 
@@ -397,6 +375,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.block_table)
         self._free_rows.append(sequence.row)
+        self._running.changed()
         if sequence.future_step:
             self.newest_cut = self.num_steps
         sequence.lose(self.num_steps)
