@@ -57,11 +57,18 @@ def _item(
 
 
 @gluon.jit
+def _place(table_ptr, tile, kv_head, NUM_KV_HEADS: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Of the cache seen as [num_blocks * NUM_KV_HEADS * PAGE, head_dim]: where tile `tile` of a sequence begins."""
+    start = tile * BLOCK_N
+    return (gl.load(table_ptr + start // PAGE) * NUM_KV_HEADS + kv_head) * PAGE + start % PAGE
+
+
+@gluon.jit
 def _fetch(
     q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
     q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE: gl.constexpr,
-    BLOCK_N: gl.constexpr, NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr,
+    BLOCK_N: gl.constexpr, NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """The warp that fetches."""
     BLOCK_M: gl.constexpr = NUM_GROUPS * ROWS
@@ -91,22 +98,33 @@ def _fetch(
                 tma.async_copy_global_to_shared(
                     q_desc, [row + group * ROWS, head * HEAD_DIM], q_full, q_smem.index(group)
                 )
-            page = gl.load(table_ptr)
-            for tile in range(num_tiles):
-                start = tile * BLOCK_N
-                next_page = gl.load(table_ptr + gl.minimum(tile + 1, num_tiles - 1) * BLOCK_N // PAGE)
-                place = (page * NUM_KV_HEADS + kv_head) * PAGE + start % PAGE
+            last = num_tiles - 1  # of the second half of a last stage there may be none: it is read again, and masked
+            place = _place(table_ptr, 0, kv_head, NUM_KV_HEADS, PAGE, BLOCK_N)
+            other = _place(table_ptr, gl.minimum(1, last), kv_head, NUM_KV_HEADS, PAGE, BLOCK_N)
+            for tile in range(0, num_tiles, PARTS):
+                # Asked for a stage ahead: a table's entry takes as long to come as a tile to be attended to.
+                next_place = _place(table_ptr, gl.minimum(tile + PARTS, last), kv_head, NUM_KV_HEADS, PAGE, BLOCK_N)
+                next_other = _place(table_ptr, gl.minimum(tile + PARTS + 1, last), kv_head, NUM_KV_HEADS, PAGE, BLOCK_N)
                 mbarrier.wait(k_empty.index(stage), phase)
-                mbarrier.expect(k_full.index(stage), TILE_BYTES)
-                tma.async_copy_global_to_shared(k_desc, [place, 0], k_full.index(stage), k_smem.index(stage))
+                mbarrier.expect(k_full.index(stage), PARTS * TILE_BYTES)
+                tma.async_copy_global_to_shared(k_desc, [place, 0], k_full.index(stage), k_smem.index(stage * PARTS))
+                if PARTS == 2:
+                    tma.async_copy_global_to_shared(
+                        k_desc, [other, 0], k_full.index(stage), k_smem.index(stage * 2 + 1)
+                    )
                 mbarrier.wait(v_empty.index(stage), phase)
-                mbarrier.expect(v_full.index(stage), TILE_BYTES)
-                tma.async_copy_global_to_shared(v_desc, [place, 0], v_full.index(stage), v_smem.index(stage))
+                mbarrier.expect(v_full.index(stage), PARTS * TILE_BYTES)
+                tma.async_copy_global_to_shared(v_desc, [place, 0], v_full.index(stage), v_smem.index(stage * PARTS))
+                if PARTS == 2:
+                    tma.async_copy_global_to_shared(
+                        v_desc, [other, 0], v_full.index(stage), v_smem.index(stage * 2 + 1)
+                    )
                 stage = stage + 1
                 if stage == NUM_STAGES:
                     stage = 0
                     phase = phase ^ 1
-                page = next_page
+                place = next_place
+                other = next_other
         index = following
         head = next_head
         row = next_row
@@ -115,18 +133,61 @@ def _fetch(
 
 
 @gluon.jit
-def _weights(scores, best, total, scale_log2, start, position, diagonal, BLOCK_N: gl.constexpr, SCORES: gl.constexpr):
-    """Weights of one tile's scores, the new best and total, and what the outputs so far shrink by."""
+def _masked(scores, start, position, BLOCK_N: gl.constexpr, SCORES: gl.constexpr):
+    """Without what lies behind each query."""
+    columns = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
+    return gl.where(gl.expand_dims(columns, 0) <= gl.expand_dims(position, 1), scores, gl.full_like(scores, -1e30))
+
+
+@gluon.jit
+def _weights(
+    scores, other, best, total, scale_log2, start, position, diagonal,
+    BLOCK_N: gl.constexpr, PARTS: gl.constexpr, SCORES: gl.constexpr,
+):  # fmt: skip
+    """Weights of one stage's scores, the new best and total, and what the outputs so far shrink by."""
     if diagonal:
-        columns = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
-        scores = gl.where(
-            gl.expand_dims(columns, 0) <= gl.expand_dims(position, 1), scores, gl.full_like(scores, -1e30)
-        )
-    new_best = gl.maximum(best, gl.max(scores, axis=1) * scale_log2)
+        scores = _masked(scores, start, position, BLOCK_N, SCORES)
+        if PARTS == 2:
+            other = _masked(other, start + BLOCK_N, position, BLOCK_N, SCORES)
+    highest = gl.max(gl.maximum(scores, other), axis=1) if PARTS == 2 else gl.max(scores, axis=1)
+    new_best = gl.maximum(best, highest * scale_log2)
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(new_best, 1))
     shrink = gl.exp2(best - new_best)
-    total = total * shrink + gl.sum(weights, axis=1)
-    return weights, new_best, total, shrink
+    if PARTS == 2:
+        other = gl.exp2(other * scale_log2 - gl.expand_dims(new_best, 1))
+        total = total * shrink + gl.sum(weights + other, axis=1)
+    else:
+        total = total * shrink + gl.sum(weights, axis=1)
+    return weights, other, new_best, total, shrink
+
+
+@gluon.jit
+def _begin_scores(q, k_smem, stage, nothing, PARTS: gl.constexpr):
+    """Products under way: of each part of a stage, the second the first again where there is one."""
+    scores = warpgroup_mma(q, k_smem.index(stage * PARTS).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    if PARTS == 2:
+        other = warpgroup_mma(q, k_smem.index(stage * 2 + 1).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    else:
+        other = scores
+    return scores, other
+
+
+@gluon.jit
+def _end_scores(scores, other, num_outstanding: gl.constexpr, PARTS: gl.constexpr):
+    if PARTS == 2:
+        scores, other = warpgroup_mma_wait(num_outstanding, (scores, other))
+    else:
+        scores = warpgroup_mma_wait(num_outstanding, (scores,))
+        other = scores
+    return scores, other
+
+
+@gluon.jit
+def _begin_outputs(p, p_other, v_smem, stage, acc, PARTS: gl.constexpr):
+    acc = warpgroup_mma(p, v_smem.index(stage * PARTS), acc, is_async=True)
+    if PARTS == 2:
+        acc = warpgroup_mma(p_other, v_smem.index(stage * 2 + 1), acc, is_async=True)
+    return acc
 
 
 @gluon.jit
@@ -156,7 +217,7 @@ def _attend(
     out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
     q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     GROUP: gl.constexpr, NUM_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
-    NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr,
+    NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """A group of four warps."""
     BLOCK_M: gl.constexpr = NUM_GROUPS * ROWS
@@ -197,41 +258,45 @@ def _attend(
             acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, OUTPUTS)
 
             mbarrier.wait(k_full.index(stage), phase)
-            scores = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-            scores = warpgroup_mma_wait(0, (scores,))
+            scores_later, other_later = _begin_scores(q, k_smem, stage, nothing, PARTS)
+            scores, other = _end_scores(scores_later, other_later, 0, PARTS)
             mbarrier.arrive(k_empty.index(stage))
-            weights, best, total, shrink = _weights(
-                scores, best, total, scale_log2, 0, position, full_tiles <= 0, BLOCK_N, SCORES
-            )
+            weights, other, best, total, shrink = _weights(
+                scores, other, best, total, scale_log2, 0, position, full_tiles < PARTS, BLOCK_N, PARTS, SCORES
+            )  # fmt: skip
             p = gl.convert_layout(weights.to(dtype), WEIGHTS)
+            p_other = gl.convert_layout(other.to(dtype), WEIGHTS)
             v_stage = stage
             v_phase = phase
-            for tile in range(1, num_tiles):
+            for tile in range(PARTS, num_tiles, PARTS):
                 stage = stage + 1
                 if stage == NUM_STAGES:
                     stage = 0
                     phase = phase ^ 1
                 mbarrier.wait(k_full.index(stage), phase)
-                scores_later = warpgroup_mma(
-                    q, k_smem.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
-                )
+                scores_later, other_later = _begin_scores(q, k_smem, stage, nothing, PARTS)
                 mbarrier.wait(v_full.index(v_stage), v_phase)
-                acc_later = warpgroup_mma(p, v_smem.index(v_stage), acc, is_async=True)
-                scores = warpgroup_mma_wait(1, (scores_later,))
+                acc_later = _begin_outputs(p, p_other, v_smem, v_stage, acc, PARTS)
+                scores, other = _end_scores(scores_later, other_later, PARTS, PARTS)
                 mbarrier.arrive(k_empty.index(stage))
-                weights, best, total, shrink = _weights(
-                    scores, best, total, scale_log2, tile * BLOCK_N, position, tile >= full_tiles, BLOCK_N, SCORES
+                weights, other, best, total, shrink = _weights(
+                    scores, other, best, total, scale_log2, tile * BLOCK_N, position, tile + PARTS > full_tiles,
+                    BLOCK_N, PARTS, SCORES,
                 )  # fmt: skip
                 total = _made(total)
                 acc = warpgroup_mma_wait(0, (acc_later,))
                 mbarrier.arrive(v_empty.index(v_stage))
                 acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, OUTPUTS)), 1)
                 p = gl.convert_layout(weights.to(dtype), WEIGHTS)
+                p_other = gl.convert_layout(other.to(dtype), WEIGHTS)
                 v_stage = stage
                 v_phase = phase
             mbarrier.wait(v_full.index(v_stage), v_phase)
-            _without_rest(v_smem.index(v_stage), context - (num_tiles - 1) * BLOCK_N, ROWWISE, BLOCK_N, HEAD_DIM)
-            acc_later = warpgroup_mma(p, v_smem.index(v_stage), acc, is_async=True)
+            left = context - (num_tiles - 1) // PARTS * PARTS * BLOCK_N  # keys of the last stage
+            _without_rest(v_smem.index(v_stage * PARTS), left, ROWWISE, BLOCK_N, HEAD_DIM)
+            if PARTS == 2:
+                _without_rest(v_smem.index(v_stage * 2 + 1), left - BLOCK_N, ROWWISE, BLOCK_N, HEAD_DIM)
+            acc_later = _begin_outputs(p, p_other, v_smem, v_stage, acc, PARTS)
             acc = warpgroup_mma_wait(0, (acc_later,))
             mbarrier.arrive(v_empty.index(v_stage))
             stage = stage + 1
@@ -262,12 +327,13 @@ def prefill_gluon_kernel(
     q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, out_ptr, scale_log2, table_stride, num_items,
     num_programs,
     NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE: gl.constexpr,
-    BLOCK_N: gl.constexpr, NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr, NUM_REGISTERS: gl.constexpr,
+    BLOCK_N: gl.constexpr, NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr, PARTS: gl.constexpr,
+    NUM_REGISTERS: gl.constexpr,
     num_warps: gl.constexpr = 4,
 ):  # fmt: skip
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [NUM_GROUPS, ROWS, HEAD_DIM], q_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [NUM_STAGES, BLOCK_N, HEAD_DIM], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [NUM_STAGES, BLOCK_N, HEAD_DIM], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [NUM_STAGES * PARTS, BLOCK_N, HEAD_DIM], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [NUM_STAGES * PARTS, BLOCK_N, HEAD_DIM], v_desc.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
@@ -287,33 +353,33 @@ def prefill_gluon_kernel(
         gl.warp_specialize([(_attend, (
         out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
         q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+        0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
     )), (_attend, (
         out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
         q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+        1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
     )), (_fetch, (
         q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
         q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
     ))], [4, 1], [NUM_REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([(_attend, (
         out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
         q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+        0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
     )), (_attend, (
         out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
         q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+        1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
     )), (_attend, (
         out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
         q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        2, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+        2, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
     )), (_fetch, (
         q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
         q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS, NUM_STAGES,
+        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
     ))], [4, 4, 1], [NUM_REGISTERS, NUM_REGISTERS, 24])  # fmt: skip
 
 
@@ -346,6 +412,7 @@ def prefill_gluon(
     out: torch.Tensor,
     groups: int,
     stages: int,
+    parts: int,
     registers: int,
     num_programs: int,
     block_n: int = 64,
@@ -361,5 +428,5 @@ def prefill_gluon(
         _descriptor(values.data_ptr(), values.dtype, rows, dim, (block_n, dim)),
         tables, starts, lens, work, out, dim**-0.5 * 1.4426950408889634, tables.stride(0), work.shape[0], programs,
         NUM_HEADS=heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=dim, PAGE=page, BLOCK_N=block_n, NUM_GROUPS=groups,
-        NUM_STAGES=stages, NUM_REGISTERS=registers, num_warps=4,
+        NUM_STAGES=stages, PARTS=parts, NUM_REGISTERS=registers, num_warps=4,
     )  # fmt: skip

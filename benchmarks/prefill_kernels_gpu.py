@@ -53,10 +53,11 @@ FORMS = (*OLD, *NEW)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Of prefill_gluon.py: groups of 64 queries, tiles under way, registers of a thread that attends."""
+    """Of prefill_gluon.py: groups of 64 queries, stages under way, tiles in each, registers of a thread that attends."""
 
     groups: int
     stages: int
+    parts: int
     registers: int
 
     @property
@@ -67,8 +68,8 @@ class Attempt:
 
 Form = PrefillLaunch | Attempt
 ATTEMPTS = {  # by head size
-    128: (Attempt(2, 4, 240), Attempt(2, 3, 240)),
-    64: (Attempt(2, 4, 240), Attempt(3, 4, 160)),
+    128: (Attempt(2, 4, 1, 240), Attempt(2, 2, 2, 240)),
+    64: (Attempt(2, 4, 1, 240), Attempt(2, 4, 2, 240), Attempt(3, 4, 1, 160)),
 }
 ATTEMPT_SECONDS = 25.0
 TOLERANCE = 1e-2  # of two results in bfloat16, in the Euclidean norm
@@ -156,7 +157,7 @@ def compile_form(shape: tuple[int, int, int], launch: Form, capability: int) -> 
 def name_of(launch: Form) -> str:
     """Short, as a plan's decision has it."""
     if isinstance(launch, Attempt):
-        return f"m{launch.block_m}-g{launch.stages}-r{launch.registers}-gluon"
+        return f"m{launch.block_m}-n{64 * launch.parts}-g{launch.stages}-gluon"
     text = f"m{launch.block_m}-n{launch.block_n}-w{launch.num_warps}-g{launch.num_stages}"
     return text + ("-tma" if launch.tma else "")
 
