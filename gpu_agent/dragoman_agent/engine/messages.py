@@ -66,6 +66,7 @@ class Start:
     delivered: list[list[int]] = field(default_factory=list)
     finished_choices: list[int] = field(default_factory=list)
     key: int = -1  # 0 or more: the tokens of choice c leave in a Step's columns under key + c, without text
+    received: float | None = None  # `time.monotonic` of this machine when the agent got it; None: as it is read
 
     @property
     def is_plain(self) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dragoman_agent.engine.prompt_scores import PromptScores
 
 _LOWEST_CLASS = 2
+MAX_ON_ITS_WAY_SECONDS = 60.0  # from the agent to its engine; one that was received before that has a wrong time
 AGING_SECONDS = 5.0  # a waiting sequence rises one class each time this passes
 
 
@@ -166,6 +167,7 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
     A choice that was finished before a resume has no sequence. Output streams are attached by the caller.
     """
     is_embedding = isinstance(message, StartEmbed)
+    arrived = now if isinstance(message, StartEmbed) else _arrival(message.received, now)
     request = Request(
         request_id=message.request_id,
         prompt_ids=message.prompt_ids,
@@ -175,8 +177,8 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
         priority=min(max(message.priority, 0), _LOWEST_CLASS),
         tenant=message.tenant,
         credit=0 if isinstance(message, StartEmbed) else message.credit,
-        arrived=now,
-        deadline=None if message.deadline_seconds is None else now + message.deadline_seconds,
+        arrived=arrived,
+        deadline=None if message.deadline_seconds is None else arrived + message.deadline_seconds,
         is_embedding=is_embedding,
     )
     request.is_serial = request.sampling.num_prompt_logprobs >= 0
@@ -207,6 +209,13 @@ def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size:
         )
     request.num_unfinished = len(request.sequences)
     return request
+
+
+def _arrival(received: float | None, now: float) -> float:
+    """When a request came, by the clock of `now`. A time that cannot be is not taken."""
+    if received is None or not now - MAX_ON_ITS_WAY_SECONDS <= received <= now:
+        return now
+    return received
 
 
 def _draws_by_text(request: Request) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ class Attempt:
     seconds_left: float | None = None
     grant: Grant = field(default=OPEN_GRANT)
     prompt_ids: list[int] | None = None
+    received: float = field(default_factory=time.monotonic)  # the engine counts a request's times from here
 
 
 class Acceptance:
@@ -66,6 +68,7 @@ class Acceptance:
                 attempt.seconds_left,
                 self._model.encode_word,
             )
+            start.received = attempt.received
             self._gate.admit(start, attempt.grant, sink)
         started = generation_service_pb2.GenerationStarted(
             prompt_tokens=len(start.prompt_ids), epoch=self._epoch, seed=start.sampling.seed

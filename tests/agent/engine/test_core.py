@@ -326,3 +326,23 @@ def test_load_counts_what_runs_and_waits(lab: Any, start: Any) -> None:
     load = engine.steps[-1].load
     assert load.pending_prefill_tokens == 300 and load.decode_tokens == 2
     assert load.running_context_tokens > 200
+
+
+@pytest.mark.parametrize(
+    ("received", "waited"),
+    [(97.5, 2.5), (None, 0.0), (100.5, 0.0), (10.0, 0.0), (float("nan"), 0.0), (float("-inf"), 0.0)],
+)
+def test_times_count_from_when_the_agent_got_the_request(
+    lab: Any, start: Any, received: float | None, waited: float
+) -> None:
+    """The engine's clock says 100; what it reads after a long step was received before. A time that cannot be is not taken."""
+    finished = lab().run(start("r", "ab", 3, received=received))[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.queue_seconds, finished.first_token_seconds, finished.total_seconds) == (waited,) * 3
+
+
+def test_a_deadline_counts_from_when_the_agent_got_the_request(lab: Any, start: Any) -> None:
+    engine = lab()
+    failed = engine.run(start("late", "ab", 3, received=97.5, deadline_seconds=2.0))[-1]
+    assert isinstance(failed, Failed) and failed.reason == error_pb2.ERROR_REASON_DEADLINE_EXCEEDED
+    assert isinstance(engine.run(start("in time", "ab", 3, received=97.5, deadline_seconds=3.0))[-1], Finished)
