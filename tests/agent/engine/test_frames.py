@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -68,3 +70,17 @@ def test_a_large_frame_does_not_keep_its_buffer() -> None:
     with pytest.raises(ProtocolError, match="over the limit"):
         encode(ImportBlocks("x", [CachedBlock(b"", b"", [], bytes(frames.MAX_FRAME_BYTES))]))
     assert decode(encode(STEP)[4:]) == STEP
+
+
+@pytest.mark.parametrize(
+    "body", [7, {}, [], [999], ["Step"], [None], [frames._CODES[Load], 1], [frames._CODES[Step], 1]]
+)
+def test_what_is_no_message_is_refused(body: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decode(msgpack.packb(body))
+
+
+def test_a_step_is_one_level() -> None:
+    """An extension for its load, or for each event, took the engine longer than all else in the frame."""
+    plain = dataclasses.replace(STEP, events=STEP.events[1:])
+    assert isinstance(msgpack.unpackb(encode(plain)[4:], ext_hook=lambda *_: pytest.fail("an extension")), list)
