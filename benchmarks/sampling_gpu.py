@@ -27,7 +27,7 @@ from dragoman_agent.engine.host_sampler import HostSampler
 from dragoman_agent.engine.philox import uniforms
 from dragoman_agent.engine.sampler import sample_some
 from dragoman_agent.engine.sampling_terms import rows_of
-from dragoman_agent.engine.sampling_words import rows_to_draw
+from dragoman_agent.engine.sampling_words import edited_rows, rows_to_draw
 from dragoman_kernels.triton.edits import edit_rows
 from dragoman_kernels.triton.filters import Drawn, draw_rows
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -167,7 +167,7 @@ class Case:
 def look_at(name: str, num: int, vocab: int, *, with_kernels: bool) -> bool:
     """Print a case; whether the ids agree."""
     case = Case(name, num, vocab)
-    if not len(rows_to_draw(case.batch)):
+    if not len(rows_to_draw(case.batch, edited_rows(case.batch))):
         device = graph_seconds(case.plain)
         print(f"batch {num:3} {name:16} device {device * 1e6:7.1f} us, in the step's graph", flush=True)
         return True

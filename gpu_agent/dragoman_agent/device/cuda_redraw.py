@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from dragoman_agent.device.base import SamplingBatch
-from dragoman_agent.engine.packed_copy import send
-from dragoman_agent.engine.sampling_terms import is_edited
-from dragoman_agent.engine.sampling_words import Words, rows_to_draw, words_of
+from dragoman_agent.engine.packed_copy import send_words
+from dragoman_agent.engine.sampling_words import Words, edited_rows, rows_to_draw, words_of
 from dragoman_kernels.triton.edits import EditWorkspace, edit_rows
 from dragoman_kernels.triton.filters import Drawn, FilterWorkspace, draw_rows
 from dragoman_kernels.triton.sampling import SamplingWorkspace
@@ -44,20 +43,21 @@ class Redraw:
     def _sent(self, sampling: SamplingBatch) -> list[tuple[Words, Tensor]]:
         """Words of all rows to draw, a few rows at a time, on the device."""
         columns = (sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps)
-        if is_edited(sampling):
+        edited = edited_rows(sampling)
+        if edited:
             self._columns = ()
-            return self._send(sampling, self._edits.max_num_rows)
+            return self._send(sampling, edited, self._edits.max_num_rows)
         if len(self._columns) != len(columns) or any(
             one is not other for one, other in zip(columns, self._columns, strict=True)
         ):
-            self._known = self._send(sampling, self._filters.max_num_rows)
+            self._known = self._send(sampling, edited, self._filters.max_num_rows)
             self._columns = columns
         return self._known
 
-    def _send(self, sampling: SamplingBatch, at_once: int) -> list[tuple[Words, Tensor]]:
-        rows = rows_to_draw(sampling)
+    def _send(self, sampling: SamplingBatch, edited: set[int], at_once: int) -> list[tuple[Words, Tensor]]:
+        rows = rows_to_draw(sampling, edited)
         parts = [
-            words_of(sampling, rows[start : start + at_once], self._vocab_size)
+            words_of(sampling, rows[start : start + at_once], edited, self._vocab_size)
             for start in range(0, len(rows), at_once)
         ]
-        return [(part, send({"words": part.words}, self._device)["words"]) for part in parts]
+        return [(part, send_words(part.parts, self._device)) for part in parts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,15 @@ def send(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     host = torch.empty(sum(array.nbytes for array in arrays.values()), dtype=torch.uint8, pin_memory=True)
     pack(arrays, host)
     return views(arrays, host.to(device, non_blocking=True))
+
+
+def send_words(parts: Sequence[npt.NDArray[np.int32]], device: torch.device) -> Tensor:
+    """Arrays of int32, one after another, as one tensor [num_words] on `device`; as `send`."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.concatenate(parts))
+    host = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, pin_memory=True)
+    pack({str(number): part for number, part in enumerate(parts)}, host)
+    return host.to(device, non_blocking=True).view(torch.int32)
 
 
 def pack(arrays: Arrays, host: Tensor) -> None:

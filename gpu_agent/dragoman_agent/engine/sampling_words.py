@@ -6,10 +6,11 @@ are is said where they are read, in dragoman_kernels/triton/filters.py and edits
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from dragoman_agent.device.base import Int32Array, SamplingBatch
 from dragoman_agent.engine.sampling_terms import (
@@ -21,16 +22,21 @@ from dragoman_agent.engine.sampling_terms import (
     is_edited,
 )
 
+T = TypeVar("T")
+
 NUM_WORDS = 6
-NUM_FIELDS = 17
-_NO_IDS = np.zeros(0, np.int32)
+NUM_FIELDS = 18
+# The fields that are set here by name; a list has its place, then how long it is.
+_ROW, _BIAS, _NUM_BIAS, _BIAS_STRIDE, _TURNS, _SEEN, _NUM_OUTPUT, _NUM_SEEN = range(8)
+_BANNED, _NUM_BANNED, _ALLOWED, _NUM_ALLOWED, _MASK, _REPETITION, _PRESENCE = range(8, 15)
+_FREQUENCY = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
     """The words of some rows, and which kernels they need."""
 
-    words: Int32Array
+    parts: list[Int32Array]  # one after another
     num_rows: int
     num_edited: int
     has_filters: bool  # top-k or top-p
@@ -45,103 +51,144 @@ class Words:
 
 def edited_rows(sampling: SamplingBatch) -> set[int]:
     """Rows whose logits are changed before they are drawn."""
+    if not is_edited(sampling):
+        return set()
     rows = {*sampling.penalties, *sampling.logit_bias, *sampling.banned, *sampling.allowed}
     return rows.union(sampling.masked_rows.tolist())
 
 
-def rows_to_draw(sampling: SamplingBatch) -> Int64Array:
-    """Rows that a draw by temperature alone does not do for, rising."""
+def rows_to_draw(sampling: SamplingBatch, edited: set[int]) -> Int64Array:
+    """Rows that a draw by temperature alone does not do for, rising; `edited` are those of `edited_rows`."""
     chosen = (sampling.top_ks > 0) | (sampling.top_ps < 1.0) | (sampling.min_ps > 0.0)
     chosen &= sampling.temperatures >= GREEDY_BELOW
-    if is_edited(sampling):
-        chosen[list(edited_rows(sampling))] = True
+    if edited:
+        chosen[list(edited)] = True
     return np.flatnonzero(chosen)
 
 
-def words_of(sampling: SamplingBatch, rows: Int64Array, vocab_size: int) -> Words:
-    """The words of `rows`. Raises ValueError on a token id outside the vocabulary and on too narrow masks."""
+def words_of(sampling: SamplingBatch, rows: Int64Array, edited: set[int], vocab_size: int) -> Words:
+    """The words of `rows`; `edited` as above. Raises ValueError on a token outside the vocabulary and on too narrow masks."""
     num_rows = len(rows)
     top_ks, top_ps = sampling.top_ks[rows], sampling.top_ps[rows]
     random = sampling.temperatures[rows] >= GREEDY_BELOW
-    filters = np.empty((NUM_WORDS, num_rows), np.int32)
-    filters[0] = rows
-    filters[1] = np.where((top_ks > 0) & (top_ks < vocab_size), top_ks, 0)
-    filters[2] = np.clip(top_ps, 0.0, 1.0, dtype=np.float32).view(np.int32)
+    words = np.empty((NUM_WORDS, num_rows), np.int32)
+    words[0] = rows
+    words[1] = np.where(top_ks < vocab_size, np.maximum(top_ks, 0), 0)
+    words[2] = np.clip(top_ps, 0.0, 1.0, dtype=np.float32).view(np.int32)
     least = np.ceil(np.minimum(sampling.min_ps[rows].astype(np.float64), 1.0) * WEIGHT_ONE).astype("<i8")
-    filters[3:5] = least.view("<i4").reshape(num_rows, 2).T
-    filters[5] = -1
-    has_filters = bool((((filters[1] > 0) | (top_ps < 1.0)) & random).any())
-    edited: list[int] = []
-    parts = [filters.reshape(-1)]
-    has_lists = False
-    if is_edited(sampling):
-        changed = edited_rows(sampling)
-        edited = [row for row in rows.tolist() if row in changed]
-        filters[5, np.searchsorted(rows, edited)] = np.arange(len(edited))
-        own, has_lists = _edit_words(sampling, edited, vocab_size, filters.size)
-        parts += own
-    return Words(np.concatenate(parts), num_rows, len(edited), has_filters, bool(random.any()), has_lists)
+    words[3:5] = least.view("<i4").reshape(num_rows, 2).T
+    words[5] = -1
+    has_filters = bool((((words[1] > 0) | (top_ps < 1.0)) & random).any())
+    parts, changed, has_lists = [words.reshape(-1)], list[int](), False
+    if edited:
+        changed = [row for row in rows.tolist() if row in edited]
+        words[5, np.searchsorted(rows, changed)] = np.arange(len(changed))
+        made = _EditWords(sampling, changed, vocab_size, words.size)
+        parts += made.parts()
+        has_lists = made.has_lists
+    return Words(parts, num_rows, len(changed), has_filters, bool(random.any()), has_lists)
 
 
-def _edit_words(sampling: SamplingBatch, rows: list[int], vocab_size: int, base: int) -> tuple[list[Int32Array], bool]:
-    """Fields and lists of edited rows, the first at `base`; whether any has a list."""
-    fields = np.zeros((len(rows), NUM_FIELDS), np.int32)
-    parts: list[Int32Array] = []
-    ids: list[Int32Array] = []  # those parts that are tokens
-    end = base + fields.size
+class _EditWords:
+    """Fields and lists of edited rows, the first word at `base`."""
 
-    def put(array: npt.NDArray[np.int32]) -> int:
-        nonlocal end
-        start = end
-        parts.append(array)
-        end += len(array)
-        return start
+    def __init__(self, sampling: SamplingBatch, rows: list[int], vocab_size: int, base: int) -> None:
+        self._sampling, self._vocab_size = sampling, vocab_size
+        self._places = {row: place for place, row in enumerate(rows)}
+        self._fields = np.zeros((NUM_FIELDS, len(rows)), np.int32)
+        self._fields[_ROW] = rows
+        self._fields[_NUM_ALLOWED] = self._fields[_MASK] = -1
+        self._lists: list[Int32Array] = []
+        self._end = base + self._fields.size
 
-    for place, row in enumerate(rows):
-        field = fields[place]
-        field[0], field[10], field[11] = row, -1, -1
-        if (bias := sampling.logit_bias.get(row)) is not None and len(bias[0]):
-            ids.append(bias[0])
-            before = _times_before(bias[0])
-            field[1], field[2], field[3] = put(bias[0]), len(bias[0]), 1 + before.max()
-            put(bias[1].astype(np.float32, copy=False).view(np.int32))
-            put(before)
-        if (penalty := sampling.penalties.get(row)) is not None:
-            ids += (penalty.output_ids, penalty.prompt_ids)
-            num_output = len(penalty.output_ids)
-            field[4], field[5], field[6] = put(penalty.output_ids), num_output, num_output + len(penalty.prompt_ids)
-            put(penalty.prompt_ids)
-            field[12:13].view(np.float32)[0] = penalty.repetition
-            field[13:17] = np.array((penalty.presence, penalty.frequency), "<f8").view("<i4")
-        if (banned := sampling.banned.get(row)) is not None:
-            ids.append(banned)
-            field[7], field[8] = put(banned), len(banned)
-        if (allowed := sampling.allowed.get(row)) is not None:
-            ids.append(allowed)
-            field[9], field[10] = put(allowed), len(allowed)
-    has_lists = bool(ids)
-    if has_lists:
-        all_ids = np.concatenate(ids) if len(ids) > 1 else ids[0]
-        if len(all_ids) and (all_ids.min() < 0 or all_ids.max() >= vocab_size):
-            edit_terms(sampling, vocab_size)  # says which and where
-    if len(sampling.masked_rows):
-        check_masks(sampling, vocab_size)
-        start = put(np.ascontiguousarray(sampling.masks, dtype="<i4").reshape(-1))
-        places = {row: place for place, row in enumerate(rows)}
-        for number, row in enumerate(sampling.masked_rows.tolist()):
-            if row in places:
-                fields[places[row], 11] = start + number * sampling.masks.shape[1]
-    return [np.ascontiguousarray(fields.T).reshape(-1), *parts], has_lists
+    @property
+    def has_lists(self) -> bool:
+        """Whether any row has more than a mask."""
+        return bool(self._lists)
+
+    def parts(self) -> list[Int32Array]:
+        """All words, a few arrays."""
+        sampling = self._sampling
+        if sampling.logit_bias:
+            self._put_bias()
+        if sampling.penalties:
+            self._put_seen()
+        self._put(sampling.banned, _BANNED)
+        self._put(sampling.allowed, _ALLOWED)
+        masks = [self._masks()] if len(sampling.masked_rows) else []
+        return [self._fields.reshape(-1), *self._lists, *masks]
+
+    def _known(self, by_row: Mapping[int, T]) -> tuple[list[int], list[T]]:
+        """Places of the rows that have some, and what they have."""
+        rows = [row for row in by_row if row in self._places]
+        return [self._places[row] for row in rows], [by_row[row] for row in rows]
+
+    def _add(self, arrays: Sequence[Int32Array]) -> tuple[Int64Array, Int64Array]:
+        """Where each list of tokens lies, and how long it is."""
+        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        starts = self._end + np.cumsum(lengths) - lengths
+        ids = np.concatenate(arrays)
+        if len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size):
+            edit_terms(self._sampling, self._vocab_size)  # says which and where
+        self._append(ids)
+        return starts, lengths
+
+    def _append(self, words: Int32Array) -> None:
+        self._lists.append(words)
+        self._end += len(words)
+
+    def _put(self, by_row: Mapping[int, Int32Array], field: int) -> None:
+        places, arrays = self._known(by_row)
+        if arrays:
+            self._fields[field, places], self._fields[field + 1, places] = self._add(arrays)
+
+    def _put_bias(self) -> None:
+        """Tokens of all rows, then what is added, then how many entries of the same row and token come before each."""
+        places, pairs = self._known(self._sampling.logit_bias)
+        if not pairs:
+            return
+        starts, lengths = self._add([ids for ids, _ in pairs])
+        before = _times_before(np.repeat(np.array(places), lengths) * self._vocab_size + self._lists[-1])
+        self._append(np.concatenate([added for _, added in pairs]).astype(np.float32, copy=False).view(np.int32))
+        self._append(before)
+        fields = self._fields
+        fields[_BIAS, places], fields[_NUM_BIAS, places] = starts, lengths
+        fields[_BIAS_STRIDE], fields[_TURNS, places] = len(before), 1 + before.max(initial=-1)
+
+    def _put_seen(self) -> None:
+        """Tokens of a row's output, then those of its prompt."""
+        places, penalties = self._known(self._sampling.penalties)
+        if not penalties:
+            return
+        starts, lengths = self._add([ids for one in penalties for ids in (one.output_ids, one.prompt_ids)])
+        fields = self._fields
+        fields[_SEEN, places], fields[_NUM_OUTPUT, places] = starts[0::2], lengths[0::2]
+        fields[_NUM_SEEN, places] = lengths[0::2] + lengths[1::2]
+        fields[_REPETITION, places] = np.array([one.repetition for one in penalties], np.float32).view(np.int32)
+        numbers = np.array([(one.presence, one.frequency) for one in penalties], "<f8").view("<i4")
+        fields[_PRESENCE : _FREQUENCY + 2, places] = numbers.T
+
+    def _masks(self) -> Int32Array:
+        """The masks of the rows, one after another."""
+        sampling = self._sampling
+        check_masks(sampling, self._vocab_size)
+        chosen = [number for number, row in enumerate(sampling.masked_rows.tolist()) if row in self._places]
+        places = [self._places[row] for row in sampling.masked_rows[chosen].tolist()]
+        width = sampling.masks.shape[1]
+        self._fields[_MASK, places] = self._end + np.arange(len(places)) * width
+        masks = sampling.masks if len(chosen) == len(sampling.masks) else sampling.masks[chosen]
+        return np.ascontiguousarray(masks, dtype="<i4").reshape(-1)
 
 
-def _times_before(ids: Int32Array) -> Int32Array:
-    """How many entries of the same token come before each: what is added to a token is added in its order."""
-    before = np.zeros(len(ids), np.int32)
-    order = np.argsort(ids, kind="stable")
-    sorted_ids = ids[order]
-    is_first = np.append(True, sorted_ids[1:] != sorted_ids[:-1])
-    if is_first.all():
-        return before
-    starts = np.maximum.accumulate(np.where(is_first, np.arange(len(ids)), 0))
-    before[order] = np.arange(len(ids)) - starts
+def _times_before(keys: Int64Array) -> Int32Array:
+    """How many equal ones come before each: what is added to a token is added in its order."""
+    before = np.zeros(len(keys), np.int32)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    (again,) = (ordered[1:] == ordered[:-1]).nonzero()
+    if len(again):
+        is_first = np.ones(len(keys), np.bool_)
+        is_first[again + 1] = False
+        numbers = np.arange(len(keys))
+        before[order] = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
     return before

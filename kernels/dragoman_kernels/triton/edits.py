@@ -12,10 +12,11 @@ import triton.language as tl
 
 from dragoman_kernels.triton.sampling import BLOCK, SamplingWorkspace, block_extremes
 
-# int32 of a row, each the place of a list in the words or a number: row of the logits; bias, how many, and how often one
-# token at most; seen tokens, how many of them in the output, and all; banned, how many; allowed, how many (-1: any);
-# mask (-1: none); repetition (float32 bits); presence and frequency (float64 bits, two each).
-NUM_FIELDS = 17
+# int32 of a row, each the place of a list in the words or a number: row of the logits; tokens with a bias, how many, how far
+# behind each lies what is added, and how often a token has one at most; seen tokens, how many of them in the output, and all;
+# banned, how many; allowed, how many (-1: any); mask (-1: none); repetition (float32 bits); presence and frequency (float64
+# bits, two each).
+NUM_FIELDS = 18
 _MAX_ROWS = 64  # of one call; bounds the copies to as many times 8 bytes a logit
 _CHUNK = 1024  # entries of a list at once
 # A mark: how often a token is in the output, below these bits.
@@ -56,14 +57,14 @@ def _value(logits_ptr, edited_ptr, marks, ids, inside):
 
 
 @triton.jit
-def _add_bias(words_ptr, start, count, logits_ptr, edited_ptr, marks_ptr, turn, CHUNK: tl.constexpr):
-    """Tokens, then what is added to each (float32 bits), then how many entries of the same token come before it."""
+def _add_bias(words_ptr, start, count, stride, logits_ptr, edited_ptr, marks_ptr, turn, CHUNK: tl.constexpr):
+    """`stride` behind a token lies what is added to it (float32 bits), and behind that how many entries of it come before."""
     for first in range(0, count, CHUNK):
         places = first + tl.arange(0, CHUNK)
         inside = places < count
-        inside = inside & (tl.load(words_ptr + start + 2 * count + places, mask=inside, other=-1) == turn)
+        inside = inside & (tl.load(words_ptr + start + 2 * stride + places, mask=inside, other=-1) == turn)
         ids = tl.load(words_ptr + start + places, mask=inside, other=0)
-        added = tl.load(words_ptr + start + count + places, mask=inside, other=0).to(tl.float32, bitcast=True)
+        added = tl.load(words_ptr + start + stride + places, mask=inside, other=0).to(tl.float32, bitcast=True)
         marks = tl.load(marks_ptr + ids, mask=inside, other=0)
         values = _value(logits_ptr, edited_ptr, marks, ids, inside)
         tl.store(edited_ptr + ids, values + added, mask=inside)
@@ -106,27 +107,28 @@ def _edit_lists_kernel(
     marks_ptr += at.to(tl.int64) * vocab
     start = _field(words_ptr, base, 1, at, num_edited)
     count = _field(words_ptr, base, 2, at, num_edited)
-    for turn in range(_field(words_ptr, base, 3, at, num_edited)):
-        _add_bias(words_ptr, start, count, logits_ptr, edited_ptr, marks_ptr, turn, CHUNK)
+    behind = _field(words_ptr, base, 3, at, num_edited)
+    for turn in range(_field(words_ptr, base, 4, at, num_edited)):
+        _add_bias(words_ptr, start, count, behind, logits_ptr, edited_ptr, marks_ptr, turn, CHUNK)
         tl.debug_barrier()
-    count = _field(words_ptr, base, 6, at, num_edited)
+    count = _field(words_ptr, base, 7, at, num_edited)
     if count > 0:
         _penalise(
-            words_ptr, _field(words_ptr, base, 4, at, num_edited), _field(words_ptr, base, 5, at, num_edited), count,
-            logits_ptr, edited_ptr, marks_ptr, _field(words_ptr, base, 12, at, num_edited).to(tl.float32, bitcast=True),
-            _double(words_ptr, base, 13, at, num_edited), _double(words_ptr, base, 15, at, num_edited), CHUNK,
+            words_ptr, _field(words_ptr, base, 5, at, num_edited), _field(words_ptr, base, 6, at, num_edited), count,
+            logits_ptr, edited_ptr, marks_ptr, _field(words_ptr, base, 13, at, num_edited).to(tl.float32, bitcast=True),
+            _double(words_ptr, base, 14, at, num_edited), _double(words_ptr, base, 16, at, num_edited), CHUNK,
         )  # fmt: skip
         tl.debug_barrier()
-    start = _field(words_ptr, base, 7, at, num_edited)
-    count = _field(words_ptr, base, 8, at, num_edited)
+    start = _field(words_ptr, base, 8, at, num_edited)
+    count = _field(words_ptr, base, 9, at, num_edited)
     for first in range(0, count, CHUNK):
         places = first + tl.arange(0, CHUNK)
         ids = tl.load(words_ptr + start + places, mask=places < count, other=0)
         tl.store(edited_ptr + ids, float("-inf"), mask=places < count)
         tl.store(marks_ptr + ids, _CHANGED, mask=places < count)
     tl.debug_barrier()
-    start = _field(words_ptr, base, 9, at, num_edited)
-    count = _field(words_ptr, base, 10, at, num_edited)
+    start = _field(words_ptr, base, 10, at, num_edited)
+    count = _field(words_ptr, base, 11, at, num_edited)
     for first in range(0, count, CHUNK):
         places = first + tl.arange(0, CHUNK)
         ids = tl.load(words_ptr + start + places, mask=places < count, other=0)
@@ -153,10 +155,10 @@ def _edit_rows_kernel(
         marks = tl.load(marks_ptr + columns, mask=inside, other=0)
         is_changed = (marks & _CHANGED) != 0
         values = tl.where(is_changed, tl.load(edited_ptr + columns, mask=is_changed, other=0.0), values)
-        has_allowed = _field(words_ptr, base, 10, at, num_edited) >= 0
+        has_allowed = _field(words_ptr, base, 11, at, num_edited) >= 0
         values = tl.where(has_allowed & ((marks & _ALLOWED) == 0), float("-inf"), values)
         tl.store(marks_ptr + columns, 0, mask=marks != 0)
-    mask = _field(words_ptr, base, 11, at, num_edited)
+    mask = _field(words_ptr, base, 12, at, num_edited)
     if mask >= 0:
         words = tl.load(words_ptr + mask + (columns >> 5), mask=inside, other=0)
         values = tl.where(((words >> (columns & 31)) & 1) == 0, float("-inf"), values)
