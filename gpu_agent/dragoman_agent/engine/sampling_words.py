@@ -148,7 +148,8 @@ class _EditWords:
         if not pairs:
             return
         starts, lengths = self._add([ids for ids, _ in pairs])
-        before = _times_before(np.repeat(np.array(places), lengths) * self._vocab_size + self._lists[-1])
+        keys = np.repeat(np.array(places, np.int64), lengths) * self._vocab_size + self._lists[-1]
+        before = _times_before(keys)
         self._append(np.concatenate([added for _, added in pairs]).astype(np.float32, copy=False).view(np.int32))
         self._append(before)
         fields = self._fields

@@ -19,8 +19,12 @@ DEFAULT_UTILIZATION = 0.9  # of free memory: the rest covers fragmentation and w
 MIN_NUM_BLOCKS = 3  # the null block, and two that a sequence can grow through
 _CONTEXT_BYTES = 256 << 20  # code of the kernels and libraries' workspaces
 _CONTEXT_BYTES_A_MULTIPROCESSOR = 6 << 20  # stacks and heaps; with the above 1 GiB on an H200, which was enough there
-_SCORED_ROWS = 64  # of logits that torch scores or samples at once, see device/torch_steps.py and engine/sampler.py
-_SCORED_BYTES = 60  # a logit of those rows: float32 copies, edits, exponentials, sorted order
+_SCORED_ROWS = (
+    64  # of logits that torch scores or kernels edit at once, see device/torch_steps.py and device/cuda_redraw.py
+)
+_SCORED_BYTES = (
+    60  # a logit of those rows: edited copies and candidates of filters, which are kept; copies, exponentials, order
+)
 _TOKEN_WORDS = 5  # int32 of metadata a token of a step
 
 

@@ -17,7 +17,7 @@ from dragoman_kernels.triton.sampling import BLOCK, GREEDY_BELOW, SamplingWorksp
 
 NUM_WORDS = 6  # int32 of a row: its row of the logits, top-k, top-p (float32 bits), least weight (two), its row of edited logits
 _BINS = tl.constexpr(16)
-_TILE = 8192  # candidates looked at at once
+_TILE = 2048  # candidates looked at at once
 _MAX_ROWS = 256  # of one call; bounds the candidates to as many times the vocabulary's words
 _WEIGHT_ONE = tl.constexpr(1099511627776.0)  # 2**40
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
@@ -422,7 +422,7 @@ def draw_rows(
         )  # fmt: skip
         _filter_search_kernel[one](
             words, w.maxima, d.temperatures, f.counts, f.needed, f.candidates, f.thresholds,
-            num_rows, vocab, num_blocks, TILE=_TILE, PADDED=padded, num_warps=16,
+            num_rows, vocab, num_blocks, TILE=_TILE, PADDED=padded, num_warps=8,
         )  # fmt: skip
     if has_random:
         _kept_sum_kernel[grid](

@@ -21,6 +21,7 @@ from dragoman_agent.device.base import Penalties, SamplingBatch
 from dragoman_agent.device.cuda_redraw import Redraw
 from dragoman_agent.engine.host_sampler import HostSampler
 from dragoman_agent.engine.philox import uniforms
+from dragoman_agent.pal import planner_memory
 from dragoman_kernels.triton import edits, filters
 from dragoman_kernels.triton.filters import Drawn
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -197,10 +198,27 @@ def refusals() -> list[str]:
     return said
 
 
+def memory() -> list[str]:
+    """What is taken once lies within the plan's workspace, beside what scoring 64 rows by torch takes (24 bytes a logit, counted)."""
+    vocab, found = 151_936, []
+    for num in (1, 8, 64, 200, 256, 1024):
+        redraw = Redraw(num, vocab, torch.device("meta"))
+        kept = sum(
+            tensor.nbytes
+            for owner in (redraw._filters, redraw._edits)
+            for tensor in vars(owner).values()
+            if isinstance(tensor, torch.Tensor)
+        )
+        rows = min(num, planner_memory._SCORED_ROWS)
+        if kept + 35 * rows * vocab > planner_memory._SCORED_BYTES * rows * vocab:
+            found.append(f"{num} rows: {kept} bytes")
+    return found
+
+
 def main() -> None:
     """Every check."""
     filters._TILE, edits._CHUNK = 256, 32
-    checks = (any_batch, many_candidates, alone_and_among_others, steps_that_go_on, refusals)
+    checks = (any_batch, many_candidates, alone_and_among_others, steps_that_go_on, refusals, memory)
     print(json.dumps({check.__name__: check() for check in checks}))
 
 

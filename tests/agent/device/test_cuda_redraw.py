@@ -27,6 +27,10 @@ def test_the_kernels_draw_what_the_host_draws(found: dict[str, Any], check: str)
     assert found[check] == []
 
 
+def test_what_is_kept_for_it_is_in_the_plan(found: dict[str, Any]) -> None:
+    assert found["memory"] == []
+
+
 def test_what_cannot_be_drawn_is_refused(found: dict[str, Any]) -> None:
     said = found["refusals"]
     assert all("token 10, but the vocabulary has 10" in one for one in said[:4])
