@@ -1,8 +1,9 @@
 """Every form of prefill attention on a GPU: by pointers, by tensor descriptors, and cuDNN's over the same pages.
 
-python -m benchmarks.prefill_kernels_gpu [--seconds 40] [--shape 32/8/128]... [--no-attempts]
-Then, in a process of its own with a time limit, attempts that only a GPU can check (prefill_gluon.py). Each form is compared with the first one's result, on a step of uneven prompts too, and timed in turn with the others; one that
-cannot run is a line that says why. TFLOP/s count the keys that a query sees.
+python -m benchmarks.prefill_kernels_gpu [--seconds 40] [--shape 32/8/128]... [--no-roles]
+Then, in a process of its own with a time limit, kernels with roles for warps, which no interpreter checks. Each form is compared
+with the first one's result, on a step of uneven prompts too, and timed in turn with the others; one that cannot run is a line
+that says why. TFLOP/s count the keys that a query sees.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 from benchmarks.kernels_gpu import graph_seconds
-from benchmarks.prefill_gluon import prefill_gluon
 from triton.backends.compiler import GPUTarget
 
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
 from dragoman_kernels.triton.compile_only import compiling
-from dragoman_kernels.triton.launches import PrefillLaunch
+from dragoman_kernels.triton.launches import PrefillLaunch, ws_prefill_launches
 
 PAGE = 64
 SHAPES = ((32, 8, 128), (32, 8, 64), (16, 8, 128))  # query heads, KV heads, head size
@@ -51,27 +51,7 @@ NEW = tuple(
 FORMS = (*OLD, *NEW)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Of prefill_gluon.py: groups of 64 queries, stages under way, tiles in each, registers of a thread that attends."""
-
-    groups: int
-    stages: int
-    parts: int
-    registers: int
-
-    @property
-    def block_m(self) -> int:
-        """Queries of a work item."""
-        return 64 * self.groups
-
-
-Form = PrefillLaunch | Attempt
-ATTEMPTS = {  # by head size
-    128: (Attempt(2, 4, 1, 240), Attempt(2, 2, 2, 240)),
-    64: (Attempt(2, 4, 1, 240), Attempt(2, 4, 2, 240), Attempt(3, 4, 1, 160)),
-}
-ATTEMPT_SECONDS = 25.0
+ROLES_SECONDS = 25.0
 TOLERANCE = 1e-2  # of two results in bfloat16, in the Euclidean norm
 CALLS = 3  # in a graph
 
@@ -94,14 +74,11 @@ class Step:
         seen = counts * (self.lens - counts) + counts * (counts + 1) / 2
         return float(4 * self.q.shape[1] * self.q.shape[2] * seen.sum()) * 1e-12
 
-    def call(self, launch: Form, out: torch.Tensor) -> Callable[[], object]:
+    def call(self, launch: PrefillLaunch, out: torch.Tensor) -> Callable[[], object]:
         """What attends into `out`."""
         work = torch.from_numpy(prefill_work_list(self.starts, self.lens, launch.block_m)).to(self.q.device)
         starts, lens = (torch.from_numpy(array).to(self.q.device) for array in (self.starts, self.lens))
         operands = (self.q, self.keys, self.values, self.tables, starts, lens, work)
-        if isinstance(launch, Attempt):
-            num_programs = torch.cuda.get_device_properties(self.q.device).multi_processor_count
-            return lambda: prefill_gluon(*operands, out=out, num_programs=num_programs, **asdict(launch))
         return lambda: paged_prefill_attention(*operands, out=out, **asdict(launch))
 
     def library_call(self, out: torch.Tensor) -> Callable[[], object]:
@@ -130,7 +107,7 @@ def make_step(prompts: list[tuple[int, int]], heads: int, kv_heads: int, dim: in
     return Step(q, keys, values, tables, starts, lens)
 
 
-def compile_form(shape: tuple[int, int, int], launch: Form, capability: int) -> str:
+def compile_form(shape: tuple[int, int, int], launch: PrefillLaunch, capability: int) -> str:
     """In a process of its own; what it uses, or why there is none. The binary stays in Triton's cache."""
     from dragoman_kernels.triton.aot import resource_usage
 
@@ -144,20 +121,20 @@ def compile_form(shape: tuple[int, int, int], launch: Form, capability: int) -> 
     try:
         with compiling(GPUTarget("cuda", capability, 32), lambda _, binary, __: found.append(binary)):
             operands = (q, cache, cache, ints(1, 4), ints(2), ints(1), ints(1, 2))
-            if isinstance(launch, Attempt):
-                prefill_gluon(*operands, out=q, num_programs=1, **asdict(launch))
-            else:
-                paged_prefill_attention(*operands, **asdict(launch))
+            paged_prefill_attention(*operands, **asdict(launch))
         registers, spilled = resource_usage(found[0].asm["cubin"])
         return f"{registers} registers, {spilled} B spilled, {found[0].metadata.shared} B shared"
     except Exception as error:  # whatever a compiler says: the form is left out
         return f"{type(error).__name__}: {str(error).splitlines()[-1]}"
 
 
-def name_of(launch: Form) -> str:
+def with_roles(shape: Sequence[int]) -> tuple[PrefillLaunch, ...]:
+    """Those that an H200 can run."""
+    return ws_prefill_launches(shape[2], PAGE, (9, 0), 227 << 10)
+
+
+def name_of(launch: PrefillLaunch) -> str:
     """Short, as a plan's decision has it."""
-    if isinstance(launch, Attempt):
-        return f"m{launch.block_m}-n{64 * launch.parts}-g{launch.stages}-gluon"
     text = f"m{launch.block_m}-n{launch.block_n}-w{launch.num_warps}-g{launch.num_stages}"
     return text + ("-tma" if launch.tma else "")
 
@@ -168,11 +145,13 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference) if torch.isfinite(out).all() else float("inf")
 
 
-def calls_of(step: Step, forms: Sequence[Form]) -> Iterator[tuple[str, Callable[[torch.Tensor], Callable[[], object]]]]:
+def calls_of(
+    step: Step, forms: Sequence[PrefillLaunch]
+) -> Iterator[tuple[str, Callable[[torch.Tensor], Callable[[], object]]]]:
     """Each form's name and what makes its call; the first is what the others are compared with."""
     for launch in forms:
         yield name_of(launch), lambda out, launch=launch: step.call(launch, out)  # type: ignore[misc]
-    if not any(isinstance(launch, Attempt) for launch in forms):
+    if forms is FORMS:
         yield "cudnn", step.library_call
 
 
@@ -182,7 +161,7 @@ def seconds_of(body: Callable[[], object]) -> float:
     return graph_seconds(lambda: [body() for _ in range(CALLS)], 5, stream) / CALLS
 
 
-def measure(step: Step, uneven: Step, forms: Sequence[Form], uses: dict[str, str], deadline: float) -> None:
+def measure(step: Step, uneven: Step, forms: Sequence[PrefillLaunch], uses: dict[str, str], deadline: float) -> None:
     """One table, quickest first."""
     expected: list[torch.Tensor] = []
     rows: dict[str, list[float]] = {}
@@ -213,11 +192,11 @@ def measure(step: Step, uneven: Step, forms: Sequence[Form], uses: dict[str, str
 
 
 def tables(
-    shapes: Sequence[tuple[int, ...]], attempts: bool, uses: dict[tuple[object, str], str], deadline: float
+    shapes: Sequence[tuple[int, ...]], roles: bool, uses: dict[tuple[object, str], str], deadline: float
 ) -> None:
-    """Every shape and case: the forms, or attempts beside the first form of each kind."""
+    """Every shape and case: the forms, or those with roles beside the first of each other kind."""
     for shape in shapes:
-        forms: Sequence[Form] = (OLD[0], NEW[1], *ATTEMPTS.get(shape[2], ())) if attempts else FORMS
+        forms: Sequence[PrefillLaunch] = (OLD[0], NEW[1], *with_roles(shape)) if roles else FORMS
         uneven = make_step(list(UNEVEN), *shape)
         for count, tokens, before in CASES:
             step = make_step([(tokens, before)] * count, *shape)
@@ -238,44 +217,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=40.0, help="after which no more is timed")
     parser.add_argument("--shape", action="append", help="heads/KV heads/head size (default: three)")
-    parser.add_argument("--no-attempts", action="store_true", help="leave the attempts out")
-    parser.add_argument("--attempts", action="store_true", help="them alone")
+    parser.add_argument("--no-roles", action="store_true", help="leave kernels with roles for warps out")
+    parser.add_argument("--roles", action="store_true", help="them alone")
     options = parser.parse_args()
     shapes = [tuple(map(int, text.split("/"))) for text in options.shape or ()] or list(SHAPES)
     begun = time.monotonic()
     capability = torch.cuda.get_device_capability()
-    own = [] if options.no_attempts else [(shape, form) for shape in shapes for form in ATTEMPTS.get(shape[2], ())]
-    jobs = own if options.attempts else [*((shape, form) for shape in shapes for form in FORMS), *own]
+    own = [] if options.no_roles else [(shape, form) for shape in shapes for form in with_roles(shape)]
+    jobs = own if options.roles else [*((shape, form) for shape in shapes for form in FORMS), *own]
     with ProcessPoolExecutor(max(1, min(14, (os.cpu_count() or 2) - 1)), mp_context=get_context("spawn")) as pool:
         target = [10 * capability[0] + capability[1]] * len(jobs)
-        used = (
-            list(pool.map(compile_form, *zip(*jobs, strict=True), target)) if not options.attempts else [""] * len(jobs)
-        )
+        used = list(pool.map(compile_form, *zip(*jobs, strict=True), target)) if not options.roles else [""] * len(jobs)
     uses = {(shape, name_of(launch)): text for (shape, launch), text in zip(jobs, used, strict=True)}
     for (shape, name), text in uses.items():
-        if name.endswith("-gluon") and text:
+        if text and not options.roles and name not in {name_of(form) for form in FORMS}:
             print(f"{'/'.join(map(str, shape))} {name}: {text}")
     print(f"{len(jobs)} forms compiled in {time.monotonic() - begun:.1f} s", flush=True)
     with torch.cuda.stream(torch.cuda.Stream()):
-        tables(shapes, options.attempts, uses, begun + options.seconds)
+        tables(shapes, options.roles, uses, begun + options.seconds)
     print(f"{time.monotonic() - begun:.1f} s in all", flush=True)
-    if not (options.no_attempts or options.attempts):
+    if not (options.no_roles or options.roles):
         command = [
             sys.executable,
             "-m",
             "benchmarks.prefill_kernels_gpu",
-            "--attempts",
+            "--roles",
             "--seconds",
-            str(ATTEMPT_SECONDS),
+            str(ROLES_SECONDS),
         ]
         try:
             subprocess.run(
                 [*command, *(f"--shape={text}" for text in options.shape or ())],
                 check=False,
-                timeout=ATTEMPT_SECONDS + 10,
+                timeout=ROLES_SECONDS + 10,
             )
         except subprocess.TimeoutExpired:
-            print("attempts: they did not end, and were ended")
+            print("roles: they did not end, and were ended")
 
 
 if __name__ == "__main__":

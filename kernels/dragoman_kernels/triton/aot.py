@@ -51,6 +51,7 @@ from dragoman_kernels.triton.launches import (
     fixed_gemm_launches,
     prefill_launches,
     tma_prefill_launches,
+    ws_prefill_launches,
 )
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
@@ -208,8 +209,9 @@ def _launch_attention(shape: ModelShape, capability: int, pages: Sequence[int]) 
         for choice in prefill_launches(shape.head_dim, page, version, limit):
             launch_prefill(shape, page, choice, dtype)
         if dtype is torch.bfloat16:
-            for choice in tma_prefill_launches(shape.head_dim, page, version, limit):
-                launch_prefill(shape, page, choice)
+            for choices in (tma_prefill_launches, ws_prefill_launches):
+                for choice in choices(shape.head_dim, page, version, limit):
+                    launch_prefill(shape, page, choice)
         for choice in fixed_attention_launches(shape.head_dim, page, version, limit):
             _launch_fixed(shape, page, choice, dtype)
 

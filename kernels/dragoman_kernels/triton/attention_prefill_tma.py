@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from dragoman_kernels.triton.launches import MAX_PLAIN_WARPS
+
 _PART_N = 32  # keys of a tile at the end of a context
 _INTERPRETED = triton.knobs.runtime.interpret
 
@@ -96,7 +98,7 @@ def _prefill_tma_kernel(
     tl.store(out_ptr + first + offsets, out, mask=(last_query + rows < chunk_len)[:, None])
 
 
-class _Base:
+class Address:
     """Where a descriptor's tensor lies: it keeps no memory, so that a descriptor may outlive its tensor."""
 
     __slots__ = ("_address", "dtype")
@@ -112,7 +114,7 @@ class _Base:
 @lru_cache(maxsize=1024)  # two a layer
 def _descriptor(address: int, dtype: torch.dtype, num_rows: int, head_dim: int, block_n: int) -> TensorDescriptor:
     """Follows from its arguments alone, so one that was made for memory since freed is none too many."""
-    return TensorDescriptor(_Base(address, dtype), [num_rows, head_dim], [head_dim, 1], [block_n, head_dim])
+    return TensorDescriptor(Address(address, dtype), [num_rows, head_dim], [head_dim, 1], [block_n, head_dim])
 
 
 def cache_descriptor(cache: torch.Tensor, block_n: int) -> TensorDescriptor:
@@ -147,12 +149,26 @@ def prefill_by_descriptors(
     """
     _, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
-    if page % block_n or head_dim & (head_dim - 1) or k_cache.dtype != q.dtype:
+    if (
+        page % min(block_n, 64 if num_warps > MAX_PLAIN_WARPS else block_n)
+        or head_dim & (head_dim - 1)
+        or k_cache.dtype != q.dtype
+    ):
         raise ValueError(
             f"tiles of {block_n} keys of {head_dim} values in {k_cache.dtype}, from pages of {page} tokens, for queries in "
             f"{q.dtype}: a tensor descriptor needs tiles inside a page, a head size that is a power of two and K and V of "
             "the type of q; use tma=False"
         )
+    if num_warps > MAX_PLAIN_WARPS:
+        from dragoman_kernels.triton.attention_prefill_ws import (
+            prefill_with_roles,  # needs Gluon, which is slow to import
+        )
+
+        prefill_with_roles(
+            q, k_cache, v_cache, block_tables, query_starts, context_lens, work_list, scale, block_m=block_m,
+            block_n=block_n, num_stages=num_stages, num_warps=num_warps, out=out,
+        )  # fmt: skip
+        return
     _prefill_tma_kernel[(num_heads, work_list.shape[0])](
         q, cache_descriptor(k_cache, block_n), cache_descriptor(v_cache, block_n), k_cache, v_cache, block_tables,
         query_starts, context_lens, work_list, out, scale, block_tables.stride(0),

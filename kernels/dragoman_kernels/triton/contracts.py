@@ -133,6 +133,11 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         _contract("compute", "num_tokens num_heads num_kv_heads head_dim num_context_tokens num_query_context",
                   _prefill_bytes, _prefill_flops, 255, spill_bytes=8 * _SPILL),
     ),
+    "triton.prefill_ws": (
+        "attention_prefill_ws", "prefill_with_roles",
+        _contract("compute", "num_tokens num_heads num_kv_heads head_dim num_context_tokens num_query_context",
+                  _prefill_bytes, _prefill_flops, 168),
+    ),
     "triton.gemm_fixed": (
         "gemm_fixed", "gemm_fixed",
         _contract("compute", "m n k", lambda s: _VALUE * (s["n"] * s["k"] + s["m"] * (s["n"] + s["k"])),

@@ -82,6 +82,15 @@ PREFILL_LAUNCHES = tuple(
 TMA_PREFILL_LAUNCHES = tuple(
     PrefillLaunch(*launch, tma=True) for launch in ((128, 64, 4, 3), (128, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5))
 )
+# By tensor descriptors with roles for warps: groups of four attend to 64 queries each, four more fetch. One block a
+# multiprocessor, for which the registers of a thread that attends are set by the number of groups.
+MAX_PLAIN_WARPS = 8  # of a block whose warps are all alike
+WS_REGISTERS = {2: 240, 3: 160}
+WS_PREFILL_LAUNCHES = tuple(
+    PrefillLaunch(*launch, tma=True)
+    for launch in ((128, 64, 12, 4), (128, 128, 12, 2), (128, 128, 12, 4), (192, 64, 16, 4))
+)
+_WS_CAPABILITY = 9
 _TMA_CAPABILITIES = (9, 10)  # whose products read K and V from where the copy engine puts them
 
 # Of cards that are not NVIDIA's, by the threads that run in step: (decode, prefill), the largest tiles that AMD's compiler
@@ -136,6 +145,8 @@ def prefill_resources(launch: PrefillLaunch, head_dim: int, page_size: int, capa
     dim = _padded(head_dim)
     threads = 32 * launch.num_warps
     outputs, scores = launch.block_m * dim / threads, launch.block_m * launch.block_n / threads
+    if launch.tma and launch.num_warps > MAX_PLAIN_WARPS:
+        return _ws_prefill_resources(launch, dim)
     if launch.tma:  # threads hold outputs, scores and weights, and no addresses
         num_tiles = max((launch.num_stages + 1) // 2, 2)
         shared = num_tiles * (2 * launch.block_n * dim * 2 + 8) + 2 * launch.block_m * dim + 64
@@ -151,6 +162,16 @@ def prefill_resources(launch: PrefillLaunch, head_dim: int, page_size: int, capa
         registers *= 1.4 if launch.block_n < page_size and scores >= 32 else 1.0
     shared = num_tiles * _tile_bytes(launch.block_n, dim, page_size) + 2 * launch.block_m * dim + scratch
     return Resources(shared, round(registers), num_tiles)
+
+
+def _ws_prefill_resources(launch: PrefillLaunch, dim: int) -> Resources:
+    """Of roles for warps: outputs, queries, scores and weights of 64 rows in a group's threads, or they do not fit."""
+    attending = 40 + 0.75 * dim + 0.75 * launch.block_n
+    fits = attending <= WS_REGISTERS[launch.block_m // 64]
+    registers = 65536 // (32 * launch.num_warps) // 8 * 8 if fits else MAX_NUM_REGISTERS + 1
+    shared = 2 * dim * (launch.block_m + 2 * launch.num_stages * launch.block_n)
+    scratch = 8192 * (launch.block_m // 64) + 512  # outputs change threads through it
+    return Resources(shared + scratch, registers, launch.num_stages)
 
 
 def decode_launches(group: int, head_dim: int, page_size: int, shared_per_block: int) -> tuple[DecodeLaunch, ...]:
@@ -186,6 +207,19 @@ def tma_prefill_launches(
         for launch in TMA_PREFILL_LAUNCHES
         if page_size % launch.block_n == 0
         and _fits(prefill_resources(launch, head_dim, page_size, capability), shared_per_block)
+    )
+
+
+def ws_prefill_launches(
+    head_dim: int, page_size: int, capability: tuple[int, int], shared_per_block: int
+) -> tuple[PrefillLaunch, ...]:
+    """Those with roles for warps that can run, as `tma_prefill_launches`: on Hopper alone, whose products they name."""
+    if capability[0] != _WS_CAPABILITY or head_dim not in (64, 128) or page_size % 64:
+        return ()
+    return tuple(
+        launch
+        for launch in WS_PREFILL_LAUNCHES
+        if _fits(prefill_resources(launch, head_dim, page_size, capability), shared_per_block)
     )
 
 

@@ -27,7 +27,7 @@ from dragoman_kernels.triton.attention_fixed import (
 )
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
 from dragoman_kernels.triton.gemm_fixed import gemm_fixed
-from dragoman_kernels.triton.launches import FIXED_GEMM_LAUNCHES, TMA_PREFILL_LAUNCHES
+from dragoman_kernels.triton.launches import FIXED_GEMM_LAUNCHES, tma_prefill_launches
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
@@ -373,19 +373,13 @@ def tma_cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str
     }
     if not small:
         long = [1000, 257, 129, 1], [3, 0, 700, 64]
+        capability = torch.cuda.get_device_capability(device)
         checks |= {
-            f"prefill-tma-{'-'.join(map(str, (heads, head_dim, *asdict(launch).values())))}": check(
-                *long,
-                heads,
-                8,
-                head_dim,
-                64,
-                block_m=launch.block_m,
-                block_n=launch.block_n,
-                num_stages=launch.num_stages,
+            f"prefill-tma-{'-'.join(map(str, (heads, head_dim, *asdict(launch).values())))}": lambda sizes=(heads, 8, head_dim, 64), launch=launch: (
+                check_prefill(device, dtype, *long, *sizes, **asdict(launch))
             )
             for heads, head_dim in ((32, 128), (32, 64), (16, 128))
-            for launch in TMA_PREFILL_LAUNCHES
+            for launch in tma_prefill_launches(head_dim, 64, capability, 227 << 10)
         }
     return checks
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("check_ops.py")
+WARP_ROLES = Path(__file__).with_name("warp_roles.py")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -15,6 +16,12 @@ def test_ops_equal_float64_under_the_interpreter(dtype: str) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "cpu", dtype], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" ok") >= 11 and done.stdout.count("prefill-tma") == 5
+
+
+def test_prefill_with_roles_for_warps_equals_float64_with_threads_for_warps() -> None:
+    done = subprocess.run([sys.executable, str(WARP_ROLES)], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok") == 12
 
 
 def test_the_kernels_idea_of_greedy_is_the_samplers() -> None:

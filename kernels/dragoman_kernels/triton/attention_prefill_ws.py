@@ -1,14 +1,14 @@
-"""An attempt under measure: prefill attention in Gluon, one warp that fetches and two or three groups of four that attend.
+"""Paged prefill attention by warps with roles, in Gluon for Hopper: one fetches tiles, groups of four attend.
 
 Each group has 64 queries. While its product of weights and V runs, it turns the next scores into weights; while it does
 that, the other group's products run. Blocks stay and take one work item after the other, so that the next item's first tiles
-come while the last one's outputs leave. Only a GPU can run it: Triton's interpreter knows no Gluon.
+come while the last one's outputs leave. (The schedule of FlashAttention-3, arXiv 2407.08608, over pages.) Triton's
+interpreter knows no Gluon: tests run these functions with threads for warps (tests/kernels/triton/warp_roles.py).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -21,6 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from dragoman_kernels.triton.attention_prefill_tma import Address
+from dragoman_kernels.triton.launches import WS_REGISTERS
 
 ROWS = gl.constexpr(64)  # queries of a group of four warps
 
@@ -52,7 +55,7 @@ def _item(
     num_tiles = gl.maximum((first_position + count + BLOCK_N - 1) // BLOCK_N, 0)
     if count <= 0:
         num_tiles = 0
-    table_ptr = tables_ptr + seq.to(gl.int64) * table_stride
+    table_ptr = tables_ptr + gl.cast(seq, gl.int64) * table_stride
     return head, chunk_start + first_query, count, first_position, context, table_ptr, num_tiles
 
 
@@ -264,8 +267,8 @@ def _attend(
             weights, other, best, total, shrink = _weights(
                 scores, other, best, total, scale_log2, 0, position, full_tiles < PARTS, BLOCK_N, PARTS, SCORES
             )  # fmt: skip
-            p = gl.convert_layout(weights.to(dtype), WEIGHTS)
-            p_other = gl.convert_layout(other.to(dtype), WEIGHTS)
+            p = gl.convert_layout(gl.cast(weights, dtype), WEIGHTS)
+            p_other = gl.convert_layout(gl.cast(other, dtype), WEIGHTS)
             v_stage = stage
             v_phase = phase
             for tile in range(PARTS, num_tiles, PARTS):
@@ -287,8 +290,8 @@ def _attend(
                 acc = warpgroup_mma_wait(0, (acc_later,))
                 mbarrier.arrive(v_empty.index(v_stage))
                 acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, OUTPUTS)), 1)
-                p = gl.convert_layout(weights.to(dtype), WEIGHTS)
-                p_other = gl.convert_layout(other.to(dtype), WEIGHTS)
+                p = gl.convert_layout(gl.cast(weights, dtype), WEIGHTS)
+                p_other = gl.convert_layout(gl.cast(other, dtype), WEIGHTS)
                 v_stage = stage
                 v_phase = phase
             mbarrier.wait(v_full.index(v_stage), v_phase)
@@ -304,10 +307,10 @@ def _attend(
                 stage = 0
                 phase = phase ^ 1
             acc = acc / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, OUTPUTS)), 1)
-            out = gl.convert_layout(acc.to(dtype), ROWWISE)
+            out = gl.convert_layout(gl.cast(acc, dtype), ROWWISE)
             rows = GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ROWWISE))
             dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, ROWWISE))
-            first = (row.to(gl.int64) * NUM_HEADS + head) * HEAD_DIM
+            first = (gl.cast(row, gl.int64) * NUM_HEADS + head) * HEAD_DIM
             offsets = gl.expand_dims(rows, 1) * (NUM_HEADS * HEAD_DIM) + gl.expand_dims(dims, 0)
             gl.store(out_ptr + first + offsets, out, mask=gl.expand_dims(rows, 1) < count)
         index = following
@@ -323,7 +326,7 @@ def _attend(
     do_not_specialize=["table_stride", "num_items", "num_programs"],
     do_not_specialize_on_alignment=["tables_ptr", "starts_ptr", "lens_ptr", "work_ptr"],
 )
-def prefill_gluon_kernel(
+def _prefill_ws_kernel(
     q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, out_ptr, scale_log2, table_stride, num_items,
     num_programs,
     NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE: gl.constexpr,
@@ -383,50 +386,49 @@ def prefill_gluon_kernel(
     ))], [4, 4, 1], [NUM_REGISTERS, NUM_REGISTERS, 24])  # fmt: skip
 
 
-class _Base:
-    """Where a tensor lies, without keeping it."""
-
-    def __init__(self, address: int, dtype: torch.dtype) -> None:
-        self._address, self.dtype = address, dtype
-
-    def data_ptr(self) -> int:
-        """Address of the first value."""
-        return self._address
+@lru_cache(maxsize=4096)  # two a layer, and one for each place that q lies at
+def _descriptor(
+    address: int, dtype: torch.dtype, num_rows: int, width: int, block: tuple[int, int]
+) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), gl.bfloat16)  # float16 has the same
+    return TensorDescriptor(Address(address, dtype), [num_rows, width], [width, 1], list(block), layout)
 
 
-@lru_cache(maxsize=4096)
-def _descriptor(address: int, dtype: torch.dtype, rows: int, width: int, block: tuple[int, int]) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for(list(block), gl.bfloat16)
-    return TensorDescriptor(_Base(address, dtype), [rows, width], [width, 1], list(block), layout)
+@lru_cache(maxsize=16)
+def _num_multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
-def prefill_gluon(
+def prefill_with_roles(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tables: torch.Tensor,
-    starts: torch.Tensor,
-    lens: torch.Tensor,
-    work: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    work_list: torch.Tensor,
+    scale: float,
     *,
+    block_m: int,
+    block_n: int,
+    num_stages: int,
+    num_warps: int,
     out: torch.Tensor,
-    groups: int,
-    stages: int,
-    parts: int,
-    registers: int,
-    num_programs: int,
-    block_n: int = 64,
-) -> Any:
-    """As `paged_prefill_attention`; items of 64 queries a group, `num_programs` blocks at most."""
-    num_tokens, heads, dim = q.shape
-    num_blocks, kv_heads, page, _ = keys.shape
-    rows = num_blocks * kv_heads * page
-    programs = min(num_programs, heads * work.shape[0])
-    return prefill_gluon_kernel[(programs,)](
-        _descriptor(q.data_ptr(), q.dtype, num_tokens, heads * dim, (64, dim)),
-        _descriptor(keys.data_ptr(), keys.dtype, rows, dim, (block_n, dim)),
-        _descriptor(values.data_ptr(), values.dtype, rows, dim, (block_n, dim)),
-        tables, starts, lens, work, out, dim**-0.5 * 1.4426950408889634, tables.stride(0), work.shape[0], programs,
-        NUM_HEADS=heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=dim, PAGE=page, BLOCK_N=block_n, NUM_GROUPS=groups,
-        NUM_STAGES=stages, PARTS=parts, NUM_REGISTERS=registers, num_warps=4,
+) -> None:
+    """As `prefill_by_descriptors`, which calls it: a group of four warps for each 64 queries of an item, and four of which
+    one fetches; a stage has `block_n` keys in tiles of 64.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_blocks, num_kv_heads, page, _ = k_cache.shape
+    num_groups, num_rows = block_m // 64, num_blocks * num_kv_heads * page
+    keys, values = (
+        _descriptor(cache.data_ptr(), cache.dtype, num_rows, head_dim, (64, head_dim)) for cache in (k_cache, v_cache)
+    )
+    queries = _descriptor(q.data_ptr(), q.dtype, num_tokens, num_heads * head_dim, (64, head_dim))
+    num_programs = min(_num_multiprocessors(q.device), num_heads * work_list.shape[0])
+    _prefill_ws_kernel[(num_programs,)](
+        queries, keys, values, block_tables, query_starts, context_lens, work_list, out, scale, block_tables.stride(0),
+        work_list.shape[0], num_programs,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, PAGE=page, BLOCK_N=64, NUM_GROUPS=num_groups,
+        NUM_STAGES=num_stages, PARTS=block_n // 64, NUM_REGISTERS=WS_REGISTERS[num_groups], num_warps=4,
     )  # fmt: skip
