@@ -8,14 +8,14 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from dragoman_agent.device.base import Int32Array, SamplingBatch, StepBatch
+from dragoman_agent.device.base import Int32Array, SamplingBatch, StepBatch, no_ids, no_masks
 from dragoman_agent.engine.prompt_scores import score_rows
 from dragoman_agent.engine.request import Request, Sequence
 from dragoman_agent.engine.sparse_sampling import SparseSampling
 from dragoman_agent.engine.step_plan import StepPlan
 from dragoman_agent.pal.plan import Plan
 
-_EMPTY = np.zeros(0, dtype=np.int32)
+_EMPTY, _NO_MASKS = no_ids(), no_masks()
 _ONE = np.int32(1)
 _SEED_MASK = (1 << 64) - 1
 _ROW = attrgetter("row")
@@ -66,7 +66,9 @@ class BatchBuilder:
         self._last_tokens = np.zeros(num_rows, dtype=np.int32)  # the newest that the host knows
         self._future_steps = np.zeros(num_rows, dtype=np.int64)  # newest step that samples a token for the row
         self._future_rows = np.zeros(num_rows, dtype=np.int32)  # and its row of that step's result
-        self._coming = -1 - np.arange(num_rows, dtype=np.int32)  # inputs of rows that were the same in the step before
+        self._rising = np.arange(num_rows + 1, dtype=np.int32)
+        self._ones = np.ones(num_rows, dtype=np.int32)
+        self._coming = -1 - self._rising  # inputs of rows that were the same in the step before
         self._last: BuiltStep | None = None  # the newest step, where it was one of decode alone
         self._taken_step = 0
         self._loaded_step = 0  # the newest in which rows got a sequence
@@ -155,24 +157,18 @@ class BatchBuilder:
         num_decodes = len(plan.decodes)
         sequences = plan.decodes + [sequence for sequence, _ in plan.prefills]
         rows = np.fromiter(map(_ROW, sequences), dtype=np.intp, count=len(sequences))
-        counts = np.ones(len(sequences), dtype=np.int32)
-        query_starts = np.arange(len(sequences) + 1, dtype=np.int32)
-        if plan.prefills:
-            counts[num_decodes:] = [count for _, count in plan.prefills]
-            np.cumsum(counts, out=query_starts[1:])
+        counts, query_starts = self._queries(plan)
         context_lens = self._num_computed[rows] + counts
         self._num_computed[rows] = context_lens
         longest = int(context_lens.max())
         tables = self._table_rows(rows, longest)
-        positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts, num_decodes)
-        sampled, pooled = self._outputs(plan, num_decodes)
-        fixed, sampled_rows, sampled_lens = self._fixed.take(rows, axis=1), rows, context_lens
+        positions, slot_mapping = self._slots(tables, context_lens, counts, query_starts)
+        sampled, pooled = self._outputs(plan)
+        fixed, sampled_rows, sampled_lens, chosen = self._fixed.take(rows, axis=1), rows, context_lens, sequences
         prompt_lens = fixed[0]
-        chosen = sequences
         if len(sampled) != len(sequences):
             fixed, sampled_rows, sampled_lens = fixed.take(sampled, axis=1), rows[sampled], context_lens[sampled]
             chosen = [sequences[i] for i in sampled.tolist()]
-        keys, quiet_lens = fixed[4:6]
         batch = StepBatch(
             step=step,
             token_ids=self._token_ids(plan, rows[:num_decodes], query_starts),
@@ -185,11 +181,14 @@ class BatchBuilder:
             sample_seqs=sampled,
             pool_seqs=pooled,
             sampling=self._sampling(fixed, self._seeds[sampled_rows], sampled_lens),
+            score_rows=_EMPTY,
+            score_targets=_EMPTY,
         )
+        keys, quiet_lens = fixed[4], fixed[5]
         ends_page = sampled_lens % self._page_size == 0
         # The first token is looked at whatever it is.
         watched = ends_page | (sampled_lens >= quiet_lens) | (self._future_steps[sampled_rows] == 0)
-        self._future_rows[sampled_rows] = np.arange(len(sampled_rows), dtype=np.int32)
+        self._future_rows[sampled_rows] = self._rising[: len(sampled_rows)]
         return BuiltStep(
             batch=batch,
             rows=sampled_rows,
@@ -198,12 +197,12 @@ class BatchBuilder:
             pooled=[sequences[i] for i in pooled.tolist()],
             scored=_add_scores(batch, plan, num_decodes) if plan.prefills else [],
             keys=keys,
-            has_keys=bool((keys >= 0).all()),
+            has_keys=not np.count_nonzero(keys < 0),
             quiet_lens=quiet_lens,
             ends_page=ends_page,
             watched=watched,
             longest=longest,
-            is_serial=bool(self._is_serial[rows].any()),
+            is_serial=np.count_nonzero(self._is_serial[rows]) > 0,
         )
 
     def take(self, built: BuiltStep, token_ids: Int32Array) -> list[int]:
@@ -228,19 +227,32 @@ class BatchBuilder:
         """Block tables of `rows`, as wide as `longest` tokens need."""
         return self._tables[:, : -(-longest // int(self._page_size))].take(rows, axis=0)
 
-    def _token_ids(self, plan: StepPlan, rows: npt.NDArray[np.intp], starts: Int32Array) -> Int32Array:
-        """Inputs of all sequences, [num_tokens]. `rows` are those in decode."""
-        token_ids = np.empty(int(starts[-1]), dtype=np.int32)
-        token_ids[: len(rows)] = self._next_tokens(rows)
-        for index, (sequence, count) in enumerate(plan.prefills, len(rows)):
-            first = sequence.num_computed
-            token_ids[starts[index] : starts[index + 1]] = sequence.token_ids[first : first + count]
-        return token_ids
+    def _queries(self, plan: StepPlan) -> tuple[Int32Array, Int32Array]:
+        """Query tokens of each sequence, [num_seqs], and where they start, [num_seqs + 1]."""
+        num_decodes, num_seqs = len(plan.decodes), len(plan.decodes) + len(plan.prefills)
+        counts, query_starts = self._ones[:num_seqs], self._rising[: num_seqs + 1]
+        if plan.prefills:
+            counts, query_starts = counts.copy(), query_starts.copy()
+            counts[num_decodes:] = [count for _, count in plan.prefills]
+            np.add.accumulate(counts, out=query_starts[1:])
+        return counts, query_starts
 
-    def _next_tokens(self, rows: npt.NDArray[np.intp]) -> Int32Array:
-        """Input of each row in decode: its last token, or -1 - r where that is still under way in row r of the last step."""
+    def _token_ids(self, plan: StepPlan, rows: npt.NDArray[np.intp], starts: Int32Array) -> Int32Array:
+        """Inputs of all sequences, [num_tokens]: of those in decode, which have `rows`, the last token, or -1 - r where that is
+        still under way in row r of the last step.
+        """
         under_way = self._future_steps[rows] > self._taken_step
-        return np.where(under_way, -1 - self._future_rows[rows], self._last_tokens[rows])
+        decoded: Int32Array = np.where(under_way, -1 - self._future_rows[rows], self._last_tokens[rows])
+        if not plan.prefills:
+            return decoded
+        token_ids = np.empty(int(starts[-1]), dtype=np.int32)
+        token_ids[: len(rows)] = decoded
+        start = len(rows)
+        for sequence, count in plan.prefills:
+            first = sequence.num_computed
+            token_ids[start : start + count] = sequence.token_ids[first : first + count]
+            start += count
+        return token_ids
 
     def _load_row(self, sequence: Sequence) -> None:
         """Write everything a row holds of `sequence`; its blocks may have changed if it was preempted."""
@@ -278,29 +290,34 @@ class BatchBuilder:
         self._num_blocks[row] = len(table)
 
     def _slots(
-        self, tables: Int32Array, context_lens: Int32Array, counts: Int32Array, starts: Int32Array, num_decodes: int
+        self, tables: Int32Array, context_lens: Int32Array, counts: Int32Array, starts: Int32Array
     ) -> tuple[Int32Array, Int32Array]:
         """Positions and KV slots of all query tokens, each [num_tokens]."""
-        first = context_lens - counts
-        if num_decodes == len(counts):
-            positions = first
-            owners = np.arange(num_decodes, dtype=np.int32)
+        owners = self._rising[: len(counts)]
+        num_tokens = int(starts[-1])
+        if num_tokens == len(counts):
+            positions = context_lens - _ONE
         else:
-            owners = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-            positions = np.arange(int(starts[-1]), dtype=np.int32) - starts[owners] + first[owners]
-        pages, offsets = np.divmod(positions, self._page_size)
-        return positions, tables[owners, pages] * self._page_size + offsets
+            owners = owners.repeat(counts)
+            # The last query of a sequence is the last token of its context.
+            positions = np.arange(num_tokens, dtype=np.int32) + (context_lens - starts[1:])[owners]
+        pages = positions // self._page_size
+        return positions, (tables[owners, pages] - pages) * self._page_size + positions
 
-    def _outputs(self, plan: StepPlan, num_decodes: int) -> tuple[Int32Array, Int32Array]:
+    def _outputs(self, plan: StepPlan) -> tuple[Int32Array, Int32Array]:
         """Indices of the sequences that are sampled, and of those whose hidden state is wanted."""
+        num_decodes = len(plan.decodes)
         ended = [  # prompts whose last token is in the step
             (index, sequence.request.is_embedding)
             for index, (sequence, count) in enumerate(plan.prefills, num_decodes)
             if count == sequence.num_uncomputed
         ]
         pooled = [index for index, is_embedding in ended if is_embedding]
-        sampled = np.arange(num_decodes + len(ended) - len(pooled), dtype=np.int32)
-        sampled[num_decodes:] = [index for index, is_embedding in ended if not is_embedding]
+        num_sampled = num_decodes + len(ended) - len(pooled)
+        sampled = self._rising[:num_sampled]
+        if num_sampled != num_decodes + len(plan.prefills):
+            sampled = sampled.copy()
+            sampled[num_decodes:] = [index for index, is_embedding in ended if not is_embedding]
         return sampled, np.array(pooled, dtype=np.int32) if pooled else _EMPTY
 
     def late_sampling(self, built: BuiltStep) -> SamplingBatch:
@@ -313,18 +330,35 @@ class BatchBuilder:
 
     def _sampling(self, fixed: Int32Array, seeds: npt.NDArray[np.uint64], context_lens: Int32Array) -> SamplingBatch:
         """`fixed` [9, num_samples] is what the sampled rows hold."""
-        prompt_lens, top_ks, choices, num_logprobs = fixed[:4]
-        temperatures, top_ps, min_ps = fixed[6:].view(np.float32)
+        numbers = fixed.view(np.float32)
         return SamplingBatch(
-            temperatures, top_ks, top_ps, min_ps, seeds, choices, context_lens - prompt_lens, num_logprobs
+            temperatures=numbers[6],
+            top_ks=fixed[1],
+            top_ps=numbers[7],
+            min_ps=numbers[8],
+            seeds=seeds,
+            choices=fixed[2],
+            cursors=context_lens - fixed[0],
+            num_logprobs=fixed[3],
+            masked_rows=_EMPTY,
+            masks=_NO_MASKS,
         )
 
 
 def _without_sparse(known: SamplingBatch, cursors: Int32Array) -> SamplingBatch:
     """The parts of `known` that are one number a row, which stay, at `cursors`."""
     return SamplingBatch(
-        known.temperatures, known.top_ks, known.top_ps, known.min_ps, known.seeds, known.choices, cursors, known.num_logprobs
-    )  # fmt: skip
+        temperatures=known.temperatures,
+        top_ks=known.top_ks,
+        top_ps=known.top_ps,
+        min_ps=known.min_ps,
+        seeds=known.seeds,
+        choices=known.choices,
+        cursors=cursors,
+        num_logprobs=known.num_logprobs,
+        masked_rows=_EMPTY,
+        masks=_NO_MASKS,
+    )
 
 
 def _add_scores(batch: StepBatch, plan: StepPlan, num_decodes: int) -> list[tuple[Request, range]]:
