@@ -11,7 +11,7 @@ from dragoman_agent.pal.kernel_calls import KernelCall
 from dragoman_agent.pal.limits import PlanError, profile_inputs
 from dragoman_agent.pal.plan import PrefillAttention
 from dragoman_agent.pal.planner_attention import INPUTS, Maker, launch_of, no_launch
-from dragoman_kernels.triton.launches import PREFILL_LAUNCHES, TMA_PREFILL_LAUNCHES
+from dragoman_kernels.triton.launches import PREFILL_LAUNCHES, TMA_PREFILL_LAUNCHES, WS_PREFILL_LAUNCHES
 
 _TELLS_APART = 0.05  # what is predicted within it goes by the order of the table
 
@@ -42,7 +42,7 @@ def choose_prefill(maker: Maker, page_size: int, off: str | None) -> tuple[Prefi
     near = 1.0 if timed else 1 + _TELLS_APART
     chosen = min(
         (option for option, cost in costs.items() if cost <= near * best),
-        key=lambda one: (*PREFILL_LAUNCHES, *TMA_PREFILL_LAUNCHES).index(launch_of(one)),
+        key=lambda one: (*PREFILL_LAUNCHES, *TMA_PREFILL_LAUNCHES, *WS_PREFILL_LAUNCHES).index(launch_of(one)),
     )
     candidates = tuple(
         Candidate(_prefill_word(option), each[0], "" if option == chosen else f"{costs[option] / best - 1:+.1%}")

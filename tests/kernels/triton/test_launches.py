@@ -109,16 +109,17 @@ def test_launches_by_tensor_descriptors_use_what_is_said_and_keep_their_contract
     """Compiled for sm_90: the largest and the smallest at both head sizes."""
     code = (
         "from dragoman_kernels.triton import aot\n"
-        "from dragoman_kernels.triton.launches import tma_prefill_launches\n"
+        "from dragoman_kernels.triton.launches import tma_prefill_launches, ws_prefill_launches\n"
         "for dim in (64, 128):\n"
         "    shape = aot.ModelShape('m', 8, 2, dim, 512, 512, 1024, False)\n"
         "    launches = tma_prefill_launches(dim, 64, (9, 0), 227 << 10)\n"
-        "    for launch in (launches[0], launches[-1]):\n"
+        "    roles = ws_prefill_launches(dim, 64, (9, 0), 227 << 10)\n"
+        "    for launch in (launches[0], launches[3], roles[-1]):\n"
         "        with aot.compiling_for(90) as found:\n"
         "            aot.launch_prefill(shape, 64, launch)\n"
         "        (name, compiled, constants), = found.values()\n"
         "        used = *aot.resource_usage(compiled.asm['cubin']), compiled.metadata.shared\n"
-        "        assert name == 'triton.prefill_tma'\n"
+        "        assert name == ('triton.prefill_ws' if launch in roles else 'triton.prefill_tma')\n"
         "        assert not aot.Build(name, 90, *used, constants).problems()\n"
         "        assert 'cp.async.bulk.tensor.2d' in compiled.asm['ptx']\n"
         "        print(dim, launch.block_m, launch.block_n, launch.num_warps, launch.num_stages, *used)\n"
@@ -129,16 +130,16 @@ def test_launches_by_tensor_descriptors_use_what_is_said_and_keep_their_contract
     )
     assert done.returncode == 0, done.stderr
     lines = [list(map(int, line.split())) for line in done.stdout.splitlines()]
-    assert len(lines) == 4
+    assert len(lines) == 6
     for dim, *sizes, registers, spilled, shared in lines:
         said = prefill_resources(PrefillLaunch(*sizes, tma=True), dim, 64, (9, 0))
-        assert shared <= said.shared_bytes <= shared + 128, (dim, sizes)
+        assert shared <= said.shared_bytes <= shared + 512, (dim, sizes)
         assert spilled <= 64 and registers <= 1.3 * said.num_registers, (dim, sizes)
 
 
 def test_tensor_descriptors_need_whole_pages_powers_of_two_and_hopper() -> None:
     limit = 227 << 10
-    assert tma_prefill_launches(128, 64, (9, 0), limit) == TMA_PREFILL_LAUNCHES
+    assert set(tma_prefill_launches(128, 64, (9, 0), limit)) >= set(TMA_PREFILL_LAUNCHES)
     assert tma_prefill_launches(64, 128, (10, 0), limit) == TMA_PREFILL_LAUNCHES
     for head_dim, page, capability in ((128, 16, (9, 0)), (80, 64, (9, 0)), (128, 64, (8, 0)), (128, 64, (12, 0))):
         assert tma_prefill_launches(head_dim, page, capability, limit) == ()
