@@ -202,7 +202,7 @@ class BatchBuilder:
             ends_page=ends_page,
             watched=watched,
             longest=longest,
-            is_serial=np.count_nonzero(self._is_serial[rows]) > 0,
+            is_serial=bool(np.count_nonzero(self._is_serial[rows])),
         )
 
     def take(self, built: BuiltStep, token_ids: Int32Array) -> list[int]:
