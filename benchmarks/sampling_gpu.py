@@ -25,8 +25,7 @@ from dragoman_agent.device.base import Penalties, SamplingBatch
 from dragoman_agent.device.cuda_redraw import Redraw
 from dragoman_agent.engine.host_sampler import HostSampler
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.engine.sampler import sample_some
-from dragoman_agent.engine.sampling_terms import rows_of
+from dragoman_agent.engine.sampler import sample
 from dragoman_agent.engine.sampling_words import edited_rows, rows_to_draw
 from dragoman_kernels.triton.edits import edit_rows
 from dragoman_kernels.triton.filters import Drawn, draw_rows
@@ -113,6 +112,7 @@ class Case:
 
     def __init__(self, name: str, num: int, vocab: int) -> None:
         self.batch = batch_of(name, num, vocab)
+        self.first = batch_of(name, min(num, NUM_COMPARED), vocab)  # the same rows
         generator = torch.Generator(DEVICE).manual_seed(num)
         self.logits = (torch.randn(num, vocab, device=DEVICE, generator=generator) * CASES[name][0]).bfloat16()
         drawn = uniforms(self.batch.seeds, self.batch.choices, self.batch.cursors)
@@ -149,8 +149,8 @@ class Case:
         return call
 
     def torch_draw(self) -> torch.Tensor:
-        """By torch, as before."""
-        return sample_some(self.logits, self.batch, np.arange(len(self.batch.top_ks))).token_ids
+        """By torch's operations."""
+        return sample(self.logits.float(), self.batch).token_ids
 
     def different(self) -> tuple[int, int]:
         """Of the ids that our kernels draw, those that torch and the host (of the first rows) draw otherwise."""
@@ -158,10 +158,10 @@ class Case:
         self.draw()
         ids = self.ids.cpu().numpy()
         by_torch = self.torch_draw().cpu().numpy()
-        rows = np.arange(min(len(ids), NUM_COMPARED))
-        logits = self.logits[: len(rows)].float().cpu().numpy()
-        by_host = HostSampler(logits.shape[1]).sample(logits, rows_of(self.batch, rows)).token_ids
-        return int((ids != by_torch).sum()), int((ids[rows] != by_host).sum())
+        num = len(self.first.seeds)
+        logits = self.logits[:num].float().cpu().numpy()
+        by_host = HostSampler(logits.shape[1]).sample(logits, self.first).token_ids
+        return int((ids != by_torch).sum()), int((ids[:num] != by_host).sum())
 
 
 def look_at(name: str, num: int, vocab: int, *, with_kernels: bool) -> bool:

@@ -1,7 +1,8 @@
 """Turns logits into token ids on any torch device; a row's token depends on nothing but its own row and request.
 
 Sampling weighs token i by the integer floor(exp(z_i) * 2**40), z = (logit - max) / temperature in fp32. Integer sums do
-not depend on the order of addition, so neither the batch nor the device's reduction order can move a draw.
+not depend on the order of addition, so neither the batch nor the device's reduction order can move a draw. A GPU's steps draw by kernels
+(device/cuda_redraw.py) and take logprobs from here.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ from dragoman_agent.engine.sampling_terms import (
     edit_terms,
     is_edited,
     is_plain_greedy,
-    rows_of,
 )
 
 _HEAD = 512  # candidates looked at before a search over the whole vocabulary
 _MAX_MASKED_ROWS = 64  # rows masked at once: bounds the scratch to 64 * vocab_size * ~8 bytes
 _MAX_RANDOM_ROWS = 64  # rows drawn at once: bounds the scratch to 64 * vocab_size * ~40 bytes
-MAX_ROWS = 64  # rows of `sample_some` at once
+MAX_ROWS = 64  # rows of `logprobs_of` at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +66,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
         rows = random_rows[start : start + _MAX_RANDOM_ROWS]
         _draw(edited, finite, batch, rows, ids)
     token_ids = torch.where(finite, ids, 0)
-    return Sampled(token_ids, finite, *_logprobs(logits, token_ids, finite, batch))
-
-
-def sample_some(logits: Tensor, batch: SamplingBatch, rows: Int64Array) -> Sampled:
-    """As `sample` for the rising `rows` of `logits` [num_samples, vocab_size] of any float type; 0 and not finite elsewhere.
-
-    A few rows at a time: scratch is MAX_ROWS * vocab_size * ~60 bytes, however many rows there are.
-    """
-    device, num_rows = logits.device, len(batch.temperatures)
-    whole = Sampled(
-        torch.zeros(num_rows, dtype=torch.int64, device=device), torch.zeros(num_rows, dtype=torch.bool, device=device)
-    )
-    k = min(int(batch.num_logprobs[rows].max(initial=-1)), logits.shape[1])
-    if k >= 0:
-        whole = replace(whole, logprobs=torch.zeros(num_rows, device=device))
-    if k > 0:
-        top_ids = torch.full((num_rows, k), -1, dtype=torch.int64, device=device)
-        whole = replace(whole, top_ids=top_ids, top_logprobs=torch.zeros(num_rows, k, device=device))
-    for start in range(0, len(rows), MAX_ROWS):
-        some = rows[start : start + MAX_ROWS]
-        index = send({"rows": some}, device)["rows"]
-        part = sample(logits[index].float(), rows_of(batch, some))
-        whole.token_ids[index] = part.token_ids
-        whole.finite[index] = part.finite
-        if whole.logprobs is not None and part.logprobs is not None:
-            whole.logprobs[index] = part.logprobs
-        if part.top_ids is not None and part.top_logprobs is not None:
-            assert whole.top_ids is not None and whole.top_logprobs is not None
-            whole.top_ids[index, : part.top_ids.shape[1]] = part.top_ids
-            whole.top_logprobs[index, : part.top_ids.shape[1]] = part.top_logprobs
-    return whole
+    return logprobs_of(logits, token_ids, finite, batch) or Sampled(token_ids, finite)
 
 
 def _draw(edited: Tensor, finite: Tensor, batch: SamplingBatch, rows: Int64Array, ids: Tensor) -> None:
@@ -205,33 +175,11 @@ def _search(keys: Tensor, values: Tensor, needed: Tensor) -> Tensor:
     return low.int()
 
 
-def _logprobs(
-    logits: Tensor, token_ids: Tensor, finite: Tensor, batch: SamplingBatch
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Logprobs of the sampled tokens and of the best ones, from the raw logits."""
-    asking = np.flatnonzero(batch.num_logprobs >= 0)
-    if not len(asking):
-        return None, None, None
-    index = send({"asking": asking}, logits.device)["asking"]
-    raw = torch.where(finite[index].unsqueeze(1), logits[index], 0.0)
-    k = min(int(batch.num_logprobs.max()), logits.shape[1])
-    own, best, best_logprobs = _logprobs_of(raw, token_ids[index], k)
-    logprobs = torch.zeros(len(token_ids), device=logits.device)
-    logprobs[index] = own
-    if best is None or best_logprobs is None:
-        return logprobs, None, None
-    top_ids = torch.full((len(token_ids), k), -1, dtype=torch.int64, device=logits.device)
-    top_ids[index] = best
-    top_logprobs = torch.zeros(len(token_ids), k, device=logits.device)
-    top_logprobs[index] = best_logprobs
-    return logprobs, top_ids, top_logprobs
-
-
 def logprobs_of(logits: Tensor, token_ids: Tensor, finite: Tensor, batch: SamplingBatch) -> Sampled | None:
     """Tokens that were drawn, with the logprobs that rows of the batch ask for; None where none does.
 
-    `logits` [num_samples, vocab_size] of any float type, `token_ids` and `finite` int32 [at least num_samples]. A few rows at a
-    time: scratch is MAX_ROWS * vocab_size * ~36 bytes, however many rows there are.
+    `logits` [num_samples, vocab_size] of any float type, `token_ids` and `finite` [at least num_samples].
+    A few rows at a time: scratch is MAX_ROWS * vocab_size * ~24 bytes, however many rows there are.
     """
     asking = np.flatnonzero(batch.num_logprobs >= 0)
     if not len(asking):

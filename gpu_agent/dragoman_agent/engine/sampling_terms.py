@@ -36,51 +36,12 @@ def is_edited(batch: SamplingBatch) -> bool:
     return bool(batch.penalties or batch.logit_bias or batch.banned or batch.allowed or len(batch.masked_rows))
 
 
-def rows_of(batch: SamplingBatch, rows: Int64Array) -> SamplingBatch:
-    """The part of a batch that is about some `rows`, which are rising; they are rows 0 to n - 1 of it."""
-    places = {row: place for place, row in enumerate(rows.tolist())}
-
-    def part(known: dict[int, T]) -> dict[int, T]:
-        return {place: known[row] for row, place in places.items() if row in known} if known else {}
-
-    masked = np.isin(batch.masked_rows, rows)
-    return SamplingBatch(
-        batch.temperatures[rows],
-        batch.top_ks[rows],
-        batch.top_ps[rows],
-        batch.min_ps[rows],
-        batch.seeds[rows],
-        batch.choices[rows],
-        batch.cursors[rows],
-        batch.num_logprobs[rows],
-        penalties=part(batch.penalties),
-        logit_bias=part(batch.logit_bias),
-        banned=part(batch.banned),
-        allowed=part(batch.allowed),
-        masked_rows=np.array([places[row] for row in batch.masked_rows[masked].tolist()], np.int32),
-        masks=batch.masks[masked],
-    )
-
-
 def check_masks(batch: SamplingBatch, vocab_size: int) -> None:
     """Raises ValueError when the grammar masks are too narrow for the vocabulary."""
     if batch.masks.shape[1] * 32 < vocab_size:
         raise ValueError(
             f"masks have {batch.masks.shape[1] * 32} bits a row, but the vocabulary has {vocab_size} tokens"
         )
-
-
-def rows_beyond_temperature(sampling: SamplingBatch) -> Int64Array:
-    """Rows that need more than temperature, rising; a device's own kernel samples the others."""
-    plain = (sampling.top_ks == 0) & (sampling.top_ps >= 1.0) & (sampling.min_ps <= 0.0)
-    greedy = sampling.temperatures < GREEDY_BELOW
-    simple = (plain | greedy) & (sampling.num_logprobs < 0)
-    for edited in (sampling.penalties, sampling.logit_bias, sampling.banned, sampling.allowed):
-        if edited:
-            simple[list(edited)] = False
-    if len(sampling.masked_rows):
-        simple[sampling.masked_rows] = False
-    return np.flatnonzero(~simple)
 
 
 def is_plain_greedy(batch: SamplingBatch) -> bool:

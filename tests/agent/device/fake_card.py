@@ -30,7 +30,7 @@ from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.torch_runtime import Stream
 from dragoman_agent.device.torch_steps import TorchStepHandle
-from dragoman_agent.engine import packed_copy, sampler
+from dragoman_agent.engine import packed_copy
 from dragoman_agent.model.llama import LlamaWeights, assemble
 from dragoman_agent.model.registry import needed_tensors
 from dragoman_agent.pal.plan import Plan
@@ -209,7 +209,6 @@ def main() -> None:
     JITFunction.run = note_launch
     FixedOps.check_tiles = lambda *_: None  # type: ignore[method-assign] # there are no bits to compare
     packed_copy.pack = lambda *_: None
-    sampler._HEAD = 16  # of 96 tokens
     given = (
         torch.from_numpy
     )  # what it makes where nothing is recorded cannot be made a fake one later; the angles are computed with

@@ -12,35 +12,27 @@ from dragoman_agent.device.base import Penalties, SamplingBatch
 from dragoman_agent.engine import host_sampler, sampler
 
 
-def test_some_rows_are_sampled_as_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts of a few rows, from logits in bfloat16, with every kind of edit; nothing is said of the others."""
+def test_logprobs_of_drawn_tokens_are_those_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows at a time, from logits in bfloat16; a row that is not finite has none."""
     monkeypatch.setattr(sampler, "MAX_ROWS", 3)
-    rng = np.random.default_rng(4)
-    num, vocab_size = 11, 70
-    logits = random_logits(num, vocab_size, 5).bfloat16()
+    num = 11
+    logits = random_logits(num, 70, 5).bfloat16()
     logits[4, 7] = float("nan")
-    batch = make_batch(
-        num, temperature=[0.0, 0.9] * 5 + [0.5], top_k=[0, 5, 0] * 3 + [3, 0], seed=range(num),
-        num_logprobs=[-1, 0, 2, 4, -1, 1, 0, -1, 3, -1, 2],
-    )  # fmt: skip
-    batch.penalties = {1: Penalties(1.3, 0.2, 0.1, np.array([3, 4], np.int32), np.array([5], np.int32))}
-    batch.logit_bias = {2: (np.array([9], np.int32), np.array([50.0], np.float32))}
-    batch.banned, batch.allowed = {3: np.array([1, 2], np.int32)}, {8: np.array([11, 12], np.int32)}
-    batch.masked_rows = np.array([5, 6, 10], np.int32)
-    batch.masks = packed(rng.random((3, vocab_size)) < 0.5)
-    rows = np.array([1, 2, 3, 4, 5, 8, 10])
-    whole, some = sampler.sample(logits.float(), batch), sampler.sample_some(logits, batch, rows)
-    assert whole.top_ids is not None and some.top_ids is not None
-    for name in ("token_ids", "finite", "logprobs"):
-        assert torch.equal(getattr(whole, name)[rows], getattr(some, name)[rows]), name
-    for row in rows.tolist():
-        asked = max(int(batch.num_logprobs[row]), 0)
-        for name in ("top_ids", "top_logprobs"):
-            assert torch.equal(getattr(whole, name)[row, :asked], getattr(some, name)[row, :asked]), (name, row)
-    others = np.setdiff1d(np.arange(num), rows)
-    assert not some.finite[others].any() and not some.token_ids[others].any() and (some.top_ids[others] == -1).all()
-    plain = sampler.sample_some(logits, batch, np.array([0, 7, 9]))
-    assert plain.logprobs is None and plain.top_ids is None
+    asked = [-1, 0, 2, 4, 1, 1, 0, -1, 3, -1, 2]
+    batch = make_batch(num, temperature=[0.0, 0.9] * 5 + [0.5], top_k=5, seed=range(num), num_logprobs=asked)
+    whole = sampler.sample(logits.float(), batch)
+    room = torch.full((3,), 9, dtype=torch.int32)  # results are kept for more rows than a step has
+    ids, finite = (torch.cat((part.int(), room)) for part in (whole.token_ids, whole.finite))
+    found = sampler.logprobs_of(logits, ids, finite, batch)
+    assert found is not None
+    for name in ("token_ids", "finite", "logprobs", "top_ids", "top_logprobs"):
+        assert torch.equal(getattr(whole, name), getattr(found, name)), name
+    batch.num_logprobs[:] = -1
+    assert sampler.logprobs_of(logits, ids, finite, batch) is None
+    batch.num_logprobs[3] = 0
+    own = sampler.logprobs_of(logits, ids, finite, batch)
+    assert own is not None and own.logprobs is not None and own.top_ids is None
+    assert own.logprobs.nonzero().tolist() == [[3]]
 
 
 class Calls(TorchDispatchMode):
@@ -87,7 +79,7 @@ def test_more_edited_rows_take_no_more_torch_calls() -> None:
     def calls(num: int) -> int:
         batch = edited_batch(num, 40, 7)
         with Calls() as counted:
-            sampler.sample_some(random_logits(num, 40), batch, np.arange(num))
+            sampler.sample(random_logits(num, 40), batch)
         return counted.num
 
     assert calls(2) == calls(48) < 160

@@ -49,7 +49,7 @@ def edits(num: int, vocab_size: int) -> dict[str, Any]:
 
 def asked(logits: torch.Tensor, batch: SamplingBatch) -> list[str]:
     with Questions() as questions:
-        sampler.sample_some(logits, batch, np.arange(len(logits)))
+        sampler.sample(logits, batch)
     return questions.asked
 
 
