@@ -44,6 +44,7 @@ _LAYER_REPEATS = 7  # of chains of layers, whose differences are small
 _MIN_CALLS = 16  # in a graph: enough for the gap between two kernels to count as it does in a step
 _MIN_CHAINS = 4  # of layers, each of them tens of kernels
 _MAX_COPIES = 48
+_ALIKE = 0.02  # of two results in bfloat16, in the Euclidean norm
 
 
 def time_cases(cases: Sequence[Case], index: int, *, compile_only: bool = False) -> dict[str, float | str]:
@@ -151,10 +152,24 @@ def _prefill(case: Case, device: torch.device, cold: int) -> list[Call]:
     work = torch.from_numpy(prefill_work_list(starts, lens, config["block_m"])).to(device)
     query_starts, context_lens = (torch.from_numpy(array).to(device) for array in (starts, lens))
     launch = {name: config[name] for name in ("block_m", "block_n", "num_stages", "num_warps", "tma")}
+    caches = _caches(shape, device, 1, 0)
+    if launch["tma"] and cold:
+        plain = torch.from_numpy(prefill_work_list(starts, lens)).to(device)
+        _check_alike(
+            paged_prefill_attention(q, *caches[0], query_starts, context_lens, work, **launch),
+            paged_prefill_attention(q, *caches[0], query_starts, context_lens, plain),
+        )
     return [
         lambda k=k, v=v, t=t: paged_prefill_attention(q, k, v, t, query_starts, context_lens, work, **launch)  # type: ignore[misc]
-        for k, v, t in _caches(shape, device, 1, 0)
+        for k, v, t in caches
     ]
+
+
+def _check_alike(out: torch.Tensor, expected: torch.Tensor) -> None:
+    """Quick and wrong must not be chosen: what a copy engine fetches is compared with what threads do. Raises ValueError."""
+    off = float((out.float() - expected.float()).norm() / expected.float().norm())
+    if not off <= _ALIKE:
+        raise ValueError(f"attends otherwise than the kernel by pointers, by {off:.2g} of it")
 
 
 def _prefill_library(case: Case, device: torch.device, cold: int) -> list[Call]:

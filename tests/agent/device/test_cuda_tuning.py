@@ -1,0 +1,39 @@
+"""A kernel that is quick and wrong is not timed; under the interpreter, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+CODE = """
+import torch
+from dragoman_agent.device import cuda_tuning
+
+cuda_tuning._randn = lambda device, *size: torch.randn(size, device=device)  # the interpreter has no bfloat16 arithmetic
+shape = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64, "page_size": 64, "tokens": 70, "context": 100}
+config = {"block_m": 64, "block_n": 64, "num_stages": 3, "num_warps": 4, "tma": True}
+case = {"shape": shape, "config": config}
+calls = cuda_tuning._prefill(case, torch.device("cpu"), 1)
+print(len(calls), tuple(calls[0]().shape))
+right = cuda_tuning.paged_prefill_attention
+for wrong in (lambda out: out * 1.1, lambda out: out.index_fill(0, torch.tensor([3]), float("nan"))):
+    cuda_tuning.paged_prefill_attention = lambda *a, wrong=wrong, **k: wrong(right(*a, **k)) if k.get("tma") else right(*a, **k)
+    try:
+        cuda_tuning._prefill(case, torch.device("cpu"), 1)
+    except ValueError as error:
+        print(error)
+print(len(cuda_tuning._prefill(case, torch.device("cpu"), 0)))
+"""
+
+
+def test_prefill_by_tensor_descriptors_that_attends_otherwise_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=100,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    timed, scaled, no_number, compiled = done.stdout.splitlines()
+    assert timed == "2 (70, 2, 64)" and compiled == "2", "compiling alone compares nothing"
+    assert scaled == "attends otherwise than the kernel by pointers, by 0.1 of it"
+    assert no_number == "attends otherwise than the kernel by pointers, by nan of it"
