@@ -56,7 +56,7 @@ class SparseSampling:
 class _SparseRow:
     """What one sequence has; only its output grows."""
 
-    __slots__ = ("_allowed", "_bias", "_num_output", "_output_ids", "_prompt_ids", "sequence")
+    __slots__ = ("_allowed", "_bans", "_bias", "_num_output", "_output_ids", "_prompt_ids", "sequence")
 
     def __init__(self, sequence: Sequence) -> None:
         sampling = sequence.request.sampling
@@ -66,6 +66,7 @@ class _SparseRow:
         self._prompt_ids: Int32Array | None = None
         self._output_ids = np.zeros(64, dtype=np.int32)  # the first of them, and room
         self._num_output = 0
+        self._bans = bool(sampling.bad_word_ids or sequence.request.stop.masked_until_min)
         if sampling.logit_bias:
             ids, added = list(sampling.logit_bias), list(sampling.logit_bias.values())
             self._bias = np.array(ids, dtype=np.int32), np.array(added, dtype=np.float32)
@@ -89,8 +90,7 @@ class _SparseRow:
             batch.logit_bias[index] = self._bias
         if self._allowed is not None:
             batch.allowed[index] = self._allowed
-        banned = banned_ids(self.sequence)
-        if banned:
+        if self._bans and (banned := banned_ids(self.sequence)):
             batch.banned[index] = np.array(banned, dtype=np.int32)
 
     def _output(self) -> Int32Array:
