@@ -17,6 +17,7 @@ from dragoman_agent.pal.rates import rates_of
 from dragoman_kernels.triton.launches import (
     DECODE_SPLITS,
     GEMM_LAUNCHES,
+    MAX_PLAIN_WARPS,
     decode_launches,
     fixed_gemm_launches,
     prefill_launches,
@@ -181,11 +182,17 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
     options = [option for option in options if not option.tma]
     chunk = min(plan.max_batch_tokens, plan.max_context_tokens)
     usual = min(PROMPT_TOKENS, chunk)
-    points = dict.fromkeys(((usual, usual), (chunk, chunk), *prefill_points(plan.max_context_tokens)))
-    for launch, (tokens, context) in itertools.product((*options, *by_descriptors), points):
+    compared = prefill_points(plan.max_context_tokens)
+    points = dict.fromkeys(((usual, usual), (chunk, chunk), *compared))
+    for launch, (tokens, context) in (
+        *itertools.product(options, points),
+        *itertools.product(by_descriptors, compared),
+    ):
         yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, context)
     if times.rates.capability >= LIBRARY_CAPABILITY and options and not plan.deterministic:
-        own = [options[0], *([plan.prefill_attention] if plan.prefill_attention else []), *by_descriptors[:1]]
+        # The first of each kind by tensor descriptors, those with roles for warps and those without.
+        of_a_kind = {option.num_warps > MAX_PLAIN_WARPS: option for option in reversed(by_descriptors)}.values()
+        own = [options[0], *([plan.prefill_attention] if plan.prefill_attention else []), *of_a_kind]
         for tokens, context in library_points(plan.max_context_tokens):
             yield step_cost.library_prefill_call(model, plan.page_size, tokens, context)
             for launch in own:
