@@ -49,7 +49,7 @@ class Form:
 def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
     """Each once, the longest to compile first."""
     sizes = [size for size in plan.graph_batch_sizes if size <= plan.max_num_seqs]
-    found = [*_common(model, dependent=False), Form("unpack"), Form("resolve"), Form("threshold"), Form("driver")]
+    found = [*_common(model, dependent=False), Form("unpack"), Form("resolve"), Form("driver")]
     found += (Form("filters", (model.vocab_size,)), Form("edits", (model.vocab_size,)))
     if any(size <= plan.dependent_max_batch for size in sizes):
         found += _common(model, dependent=True)

@@ -300,13 +300,6 @@ def _resolve(at: _Shapes, form: Form) -> None:
     resolve_tokens(at.ints(_ROWS), at.ints(_ROWS))
 
 
-def _threshold(at: _Shapes, form: Form) -> None:
-    from dragoman_kernels.triton.threshold import find_thresholds
-
-    keys, values = at.ints(_ROWS, 64), at.tensor(_ROWS, 64, dtype="int64")
-    find_thresholds(keys, values, at.tensor(_ROWS, dtype="int64"), at.tensor(_ROWS, dtype="int8"), at.ints(_ROWS))
-
-
 def _driver(at: _Shapes, form: Form) -> None:
     """Triton's own C functions that load binaries: built once, and wanted by the first launch."""
     try:
@@ -319,7 +312,7 @@ def _driver(at: _Shapes, form: Form) -> None:
 
 _LAUNCH: dict[str, Callable[[_Shapes, Form], None]] = {
     "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "filters": _filters, "edits": _edits, "decode": _decode, "prefill": _prefill, "gemm": _gemm,
-    "unpack": _unpack, "resolve": _resolve, "threshold": _threshold, "driver": _driver, "fixed-attention": _fixed_attention, "fixed-gemm": _fixed_gemm,
+    "unpack": _unpack, "resolve": _resolve, "driver": _driver, "fixed-attention": _fixed_attention, "fixed-gemm": _fixed_gemm,
 }  # fmt: skip
 
 

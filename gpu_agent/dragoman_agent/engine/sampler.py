@@ -128,19 +128,10 @@ def _filter(
     # Where top-k ends within the head, whatever it kept beyond the head ties with the last one kept.
     threshold = torch.where(found, head_keys.gather(1, place.clamp(max=head_mass.shape[1] - 1)).squeeze(1), least)
     threshold = torch.where(p < 1.0, threshold, torch.iinfo(torch.int32).min)
-    if ((top_ks > head_keys.shape[1]) & (top_ps < 1.0)).any():
-        _search_beyond(keys, weights, needed, found | (sent["k"] <= head_keys.shape[1]) | (p >= 1.0), threshold)
-    return torch.where(keys >= threshold.unsqueeze(1), weights, 0)
-
-
-def _search_beyond(keys: Tensor, weights: Tensor, needed: Tensor, settled: Tensor, threshold: Tensor) -> None:
-    """Set the `threshold` of rows that are not `settled`; which those are, a GPU does not tell the host, who would wait for it."""
-    if keys.device.type != "cpu":
-        from dragoman_kernels.triton.threshold import find_thresholds  # imports Triton
-
-        find_thresholds(keys, weights, needed, settled.view(torch.int8), threshold)
-    elif len(missing := torch.nonzero(~settled).squeeze(1)):
+    settled = found | (sent["k"] <= head_keys.shape[1]) | (p >= 1.0)
+    if ((top_ks > head_keys.shape[1]) & (top_ps < 1.0)).any() and len(missing := torch.nonzero(~settled).squeeze(1)):
         threshold[missing] = _search(keys[missing], weights[missing], needed[missing])
+    return torch.where(keys >= threshold.unsqueeze(1), weights, 0)
 
 
 def _top_k_threshold(keys: Tensor, head_keys: Tensor, top_ks: Int64Array, k: Tensor) -> Tensor:

@@ -58,7 +58,6 @@ from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
 from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
 from dragoman_kernels.triton.stream_read import stream_read
-from dragoman_kernels.triton.threshold import find_thresholds
 
 CAPABILITIES = tuple(SHARED_LIMIT_BYTES)
 _CPU = torch.device("cpu")
@@ -162,8 +161,6 @@ def launch_common(shape: ModelShape) -> None:
     inputs = StepInputs(8, 4, _CPU)
     inputs.unpack(torch.zeros(256, dtype=torch.int32), _ints(8), 8)
     resolve_tokens(_ints(8), _ints(8))
-    sums = torch.zeros(8, dtype=torch.int64)
-    find_thresholds(_ints(8 * 64).view(8, 64), sums.new_zeros(8, 64), sums, torch.zeros(8, dtype=torch.int8), _ints(8))
     stream_read(torch.zeros(2 * 4096), torch.zeros(2))
 
 

@@ -203,11 +203,6 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         _contract("bandwidth", "num_rows vocab_size", lambda s: (_VALUE + 8) * s["num_rows"] * s["vocab_size"],
                   lambda s: 4 * s["num_rows"] * s["vocab_size"], 128, 32 << 10, spill_bytes=2 * _SPILL),
     ),
-    "triton.threshold": (
-        "threshold", "find_thresholds",
-        _contract("bandwidth", "num_rows vocab_size", lambda s: 32 * 12 * s["num_rows"] * s["vocab_size"],
-                  lambda s: 32 * 2 * s["num_rows"] * s["vocab_size"], 128, 8 << 10),
-    ),
     "triton.unpack": (
         "step_inputs", "StepInputs",
         _contract("latency", "num_rows width", lambda s: 8 * s["num_rows"] * (7 + s["width"]), lambda s: 0, 64, 1 << 10),

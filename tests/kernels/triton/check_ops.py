@@ -32,7 +32,6 @@ from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
 from dragoman_kernels.triton.step_inputs import StepInputs, resolve_tokens
-from dragoman_kernels.triton.threshold import find_thresholds
 
 # On a GPU a float32 dot runs on the matrix units in tf32.
 TOLERANCE = {
@@ -317,26 +316,6 @@ def check_unpack(device) -> float:
     return 0.0 if same else float("inf")
 
 
-def check_threshold(device) -> float:
-    """0 when each row that is not settled gets the largest key from which on its values reach the sum, and no other changes."""
-    rng = np.random.default_rng(2)
-    rows, vocab = 6, 5000
-    keys = rng.integers(-(1 << 31), 1 << 31, (rows, vocab)).astype(np.int32)
-    keys[2] = rng.integers(-3, 3, vocab)  # many ties
-    values = rng.integers(0, 1 << 40, (rows, vocab))
-    values[3, 10:] = 0
-    needed = np.maximum((values.sum(1) * [0.5, 0.9999, 0.3, 1.0, 1e-9, 0.5]).astype(np.int64), 1)
-    settled = np.array([0, 0, 0, 0, 0, 1], np.int8)
-    found = torch.full((rows,), 7, dtype=torch.int32, device=device)
-    find_thresholds(*(torch.from_numpy(x).to(device) for x in (keys, values, needed, settled)), found)
-    for row in range(rows):
-        order = np.argsort(-keys[row].astype(np.int64), kind="stable")
-        reached = np.searchsorted(values[row][order].cumsum(), needed[row])
-        if found[row].item() != (7 if settled[row] else keys[row][order][reached]):
-            return float("inf")
-    return 0.0
-
-
 def check_resolve(device) -> float:
     """0 when references to the step before are replaced by what it sampled, and nothing else changes."""
     sampled = torch.arange(100, 164, dtype=torch.int32, device=device)
@@ -432,7 +411,6 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
         "sampling-5000": lambda: check_sampling(device, dtype, 5000),
         "unpack": lambda: check_unpack(device),
         "resolve": lambda: check_resolve(device),
-        "threshold": lambda: check_threshold(device),
         "prefill-80": lambda: check_prefill(device, dtype, [40], [5], 2, 1, 80, 64),
     }
     if not small:
