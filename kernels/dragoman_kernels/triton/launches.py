@@ -226,11 +226,12 @@ def ws_prefill_launches(
     """Those with roles for warps that can run, as `tma_prefill_launches`: on Hopper alone, whose products they name."""
     if capability[0] != _WS_CAPABILITY or head_dim not in (64, 128) or page_size % 64:
         return ()
-    return tuple(
-        launch
+    fitting = {
+        (launch.block_m, launch.block_n): launch  # the last, of most stages
         for launch in WS_PREFILL_LAUNCHES
         if _fits(prefill_resources(launch, head_dim, page_size, capability), shared_per_block)
-    )
+    }
+    return tuple(fitting.values())
 
 
 def fixed_attention_launches(
