@@ -186,12 +186,12 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
     "triton.kept_sum": (
         "filters", "draw_rows",
         _contract("bandwidth", "num_rows vocab_size", _logits_bytes,
-                  lambda s: 5 * s["num_rows"] * s["vocab_size"], 128, 8 << 10),
+                  lambda s: 5 * s["num_rows"] * s["vocab_size"], 128, 8 << 10, spill_bytes=_SPILL),
     ),
     "triton.kept_pick": (
         "filters", "draw_rows",
         _contract("latency", "num_rows vocab_size", lambda s: s["num_rows"] * (_VALUE * 4096 + s["vocab_size"] // 256),
-                  lambda s: s["num_rows"] * 9 * 4096, 255, 64 << 10),
+                  lambda s: s["num_rows"] * 9 * 4096, 255, 64 << 10, spill_bytes=_SPILL),
     ),
     "triton.edit_lists": (
         "edits", "edit_rows",
