@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,7 +20,7 @@ class Redraw:
         self._filters = FilterWorkspace(num_rows, vocab_size, device)
         self._edits = EditWorkspace(num_rows, vocab_size, device)
         self._device, self._vocab_size = device, vocab_size
-        self._columns: tuple[npt.NDArray[Any], ...] = ()
+        self._columns: tuple[bytes, ...] = ()
         self._known: list[
             tuple[Words, Tensor]
         ] = []  # what `_columns` were sent as: most steps have those of the step before
@@ -42,14 +39,13 @@ class Redraw:
 
     def _sent(self, sampling: SamplingBatch) -> list[tuple[Words, Tensor]]:
         """Words of all rows to draw, a few rows at a time, on the device."""
-        columns = (sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps)
+        parts = (sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps)
+        columns = tuple(part.tobytes() for part in parts)
         edited = edited_rows(sampling)
         if edited:
             self._columns = ()
             return self._send(sampling, edited, self._edits.max_num_rows)
-        if len(self._columns) != len(columns) or any(
-            one is not other for one, other in zip(columns, self._columns, strict=True)
-        ):
+        if columns != self._columns:
             self._known = self._send(sampling, edited, self._filters.max_num_rows)
             self._columns = columns
         return self._known

@@ -164,8 +164,8 @@ def _filter_gather_kernel(
             needed = tl.where(k > 0, k.to(tl.int64), _share(p, total))
             place = tl.minimum(tl.sum((totals < needed).to(tl.int32), axis=0), _BINS - 1)
             lowest = _lowest_mark(min_ptr, row, num_blocks, best, temperature, PADDED)
-            lower = tl.where(place == _BINS - 1, _LOWEST, lowest * ((place + 1).to(tl.float32) / _BINS))
-            upper = tl.where((place == 0) | (k > 0), 1.0, lowest * (place.to(tl.float32) / _BINS))
+            lower = tl.where(place == _BINS - 1, _LOWEST, lowest * ((place + 1).to(tl.float32) * (1.0 / _BINS)))
+            upper = tl.where((place == 0) | (k > 0), 1.0, lowest * (place.to(tl.float32) * (1.0 / _BINS)))
             if block == 0:
                 over = tl.max(tl.where(bins < place, totals, 0), axis=0)
                 tl.store(needed_ptr + at, tl.where(k > 0, needed, needed - over))
