@@ -20,10 +20,9 @@ class Redraw:
         self._filters = FilterWorkspace(num_rows, vocab_size, device)
         self._edits = EditWorkspace(num_rows, vocab_size, device)
         self._device, self._vocab_size = device, vocab_size
+        # What was sent last for rows without edits, and what of: most steps have the filters of the step before.
         self._columns: tuple[bytes, ...] = ()
-        self._known: list[
-            tuple[Words, Tensor]
-        ] = []  # what `_columns` were sent as: most steps have those of the step before
+        self._known: list[tuple[Words, Tensor]] = []
 
     def draw(self, logits: Tensor, sampling: SamplingBatch, workspace: SamplingWorkspace, drawn: Drawn) -> None:
         """Of `logits` [num_rows, vocab_size], which `sample_rows` has just drawn from with the same `workspace` and into the same
