@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.gpu_setup import CACHE, LIMITS, Loaded
 
+from dragoman_agent.device import cuda
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.source import open_model
@@ -43,10 +44,18 @@ def timed(owner: Any, name: str, into: dict[str, list[float]]) -> None:
 def measure(device: CudaDevice, batch: int) -> dict[str, float]:
     """Steps handed over one behind the other, as in service; the device is waited for outside of what is timed."""
     parts: dict[str, list[float]] = {}
-    owners = ((device, "_fill_decode"), (device._graphs, "replay"), (device, "_finish"))
+    owners: tuple[tuple[Any, str], ...] = (
+        (cuda, "check_batch"), (device, "_run"), (device, "_fill_decode"), (device._graphs, "replay"), (device, "_finish"),
+    )  # fmt: skip
+    kept = [(owner, name, owner.__dict__.get(name)) for owner, name in owners]
     for owner, name in owners:
         timed(owner, name, parts)
     step = decode_batch(device._plan, batch, CONTEXT)
+    for _ in range(NUM_STEPS):
+        begin = time.perf_counter()
+        with device._stepping(step):
+            pass
+        parts.setdefault("contexts", []).append(time.perf_counter() - begin)
     handles = [device.submit(step)]
     for _ in range(NUM_STEPS):
         step.sampling.cursors = step.sampling.cursors + 1
@@ -57,8 +66,11 @@ def measure(device: CudaDevice, batch: int) -> dict[str, float]:
         handles.pop(0).result()
         parts.setdefault("wait and result", []).append(time.perf_counter() - begin)
     handles.pop().result()
-    for owner, name in owners:
-        del owner.__dict__[name]  # the method is there again
+    for owner, name, whole in kept:
+        if whole is None:
+            delattr(owner, name)  # the method is there again
+        else:
+            setattr(owner, name, whole)
     return {name: statistics.median(seconds) for name, seconds in parts.items()}
 
 
