@@ -80,7 +80,10 @@ def _is_sound_decode(batch: StepBatch, config: ModelConfig, plan: Plan, num_prev
     page_size, num_seqs = plan.page_size, len(positions)
     if not 1 <= num_seqs <= min(plan.max_batch_tokens, plan.max_num_seqs) or plan.num_blocks * page_size > 1 << 31:
         return False
-    if not len(token_ids) == len(tables) == num_seqs or not token_ids.dtype == positions.dtype == _INT32:
+    if (
+        not len(token_ids) == len(tables) == num_seqs
+        or not token_ids.dtype == positions.dtype == tables.dtype == _INT32
+    ):
         return False
     if len(batch.pool_seqs) + len(batch.score_rows) + len(batch.score_targets):
         return False
@@ -95,15 +98,16 @@ def _is_sound_decode(batch: StepBatch, config: ModelConfig, plan: Plan, num_prev
     if _greatest(token_ids + np.int32(num_previous)) >= config.vocab_size + num_previous:
         return False
     pages = positions // np.int32(page_size)
-    blocks = tables[rows[:-1], pages]
+    width = tables.shape[1]
+    blocks = tables.reshape(-1).take(pages + np.arange(0, num_seqs * width, width, dtype=_INT32))
     if ((blocks - pages) * np.int32(page_size) + positions).tobytes() != batch.slot_mapping.tobytes():
         return False
     # Where the block of the last page is one, and no block comes behind a place without one, those before it are blocks too.
-    is_block = tables > 0
-    if np.count_nonzero(is_block[:, :-1] < is_block[:, 1:]) or tables.max() >= plan.num_blocks:
+    is_block = (tables - _ONE).view(np.uint32) < np.uint32(plan.num_blocks - 1)
+    if np.count_nonzero(is_block[:, :-1] < is_block[:, 1:]):
         return False
     blocks.sort()
-    return bool(blocks[0] > 0) and not np.count_nonzero(blocks[1:] == blocks[:-1])
+    return bool(blocks[0] > 0 and blocks[-1] < plan.num_blocks) and not np.count_nonzero(blocks[1:] == blocks[:-1])
 
 
 def _greatest(values: Int32Array) -> int:
