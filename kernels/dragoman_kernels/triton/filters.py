@@ -13,16 +13,26 @@ import torch
 import triton
 import triton.language as tl
 
-from dragoman_kernels.triton.sampling import BLOCK, GREEDY_BELOW, SamplingWorkspace, row_max
+from dragoman_kernels.triton.filter_search import filter_search_kernel
+from dragoman_kernels.triton.filter_terms import (
+    KEEPS_ALL,
+    LEAST_TEMPERATURE,
+    LOWEST_SCALED,
+    is_finite,
+    keys_of,
+    least_of,
+    scaled_logits,
+    share_of,
+    top_p_of,
+    weights_of,
+    word_of,
+)
+from dragoman_kernels.triton.sampling import BLOCK, SamplingWorkspace, row_max
 
 NUM_WORDS = 6  # int32 of a row: its row of the logits, top-k, top-p (float32 bits), least weight (two), its row of edited logits
 _BINS = tl.constexpr(16)
 _TILE = 2048  # candidates looked at at once
 _MAX_ROWS = 256  # of one call; bounds the candidates to as many times the vocabulary's words
-_WEIGHT_ONE = tl.constexpr(1099511627776.0)  # 2**40
-_GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
-_LOWEST = tl.constexpr(-28.0)  # exp() of it weighs less than 1
-_ALL = tl.constexpr(-2147483648)  # a threshold that keeps every token
 
 
 class FilterWorkspace:
@@ -40,64 +50,11 @@ class FilterWorkspace:
 
 
 @triton.jit
-def _word(words_ptr, field: tl.constexpr, row, num_rows):
-    return tl.load(words_ptr + field * num_rows + row)
-
-
-@triton.jit
-def _top_p(words_ptr, row, num_rows):
-    return _word(words_ptr, 2, row, num_rows).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _least(words_ptr, row, num_rows):
-    low = _word(words_ptr, 3, row, num_rows).to(tl.uint32, bitcast=True).to(tl.int64)
-    return (_word(words_ptr, 4, row, num_rows).to(tl.int64) << 32) | low
-
-
-@triton.jit
-def _is_finite(best):
-    return (best < float("inf")) & (best > float("-inf"))
-
-
-@triton.jit
-def _scaled(logits_ptr, edited_ptr, row, edited, columns, vocab, stride, best, temperature):
-    """(logit - max) / temperature, rounded as the host rounds it; -inf outside of the vocabulary."""
-    inside = columns < vocab
-    if edited < 0:
-        values = tl.load(logits_ptr + row * stride + columns, mask=inside, other=float("-inf")).to(tl.float32)
-    else:
-        source = edited_ptr + edited.to(tl.int64) * vocab
-        values = tl.load(source + columns, mask=inside, other=float("-inf"))
-    return tl.div_rn(values - best, temperature)
-
-
-@triton.jit
-def _weights(scaled, least):
-    weights = (tl.exp(scaled) * _WEIGHT_ONE).to(tl.int64)  # a power of two: exact
-    return tl.where(weights >= least, weights, 0)
-
-
-@triton.jit
-def _keys(scaled):
-    """int32 that order as the values do, none of which is over 0."""
-    bits = scaled.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
 def _lowest_mark(min_ptr, row, num_blocks, best, temperature, PADDED: tl.constexpr):
     """The end of the range that the marks divide: the row's smallest value, or where weights end."""
     blocks = tl.arange(0, PADDED)
     minima = tl.load(min_ptr + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("inf"))
-    return tl.maximum(tl.div_rn(tl.min(minima, axis=0) - best, temperature), _LOWEST)
-
-
-@triton.jit
-def _share(p, mass):
-    """What top-p wants of a mass."""
-    wanted = tl.ceil(p.to(tl.float64) * mass.to(tl.float64)).to(tl.int64)
-    return tl.minimum(tl.maximum(wanted, 1), mass)
+    return tl.maximum(tl.div_rn(tl.min(minima, axis=0) - best, temperature), LOWEST_SCALED)
 
 
 @triton.jit(
@@ -111,15 +68,15 @@ def _filter_coarse_kernel(
     """How many tokens, or how much weight, a block has from each mark on."""
     at = tl.program_id(0)
     block = tl.program_id(1)
-    row = _word(words_ptr, 0, at, num_rows).to(tl.int64)
-    k = _word(words_ptr, 1, at, num_rows)
+    row = word_of(words_ptr, 0, at, num_rows).to(tl.int64)
+    k = word_of(words_ptr, 1, at, num_rows)
     temperature = tl.load(temperature_ptr + row)
-    if ((k > 0) | (_top_p(words_ptr, at, num_rows) < 1.0)) & (temperature >= _GREEDY_BELOW):
+    if ((k > 0) | (top_p_of(words_ptr, at, num_rows) < 1.0)) & (temperature >= LEAST_TEMPERATURE):
         best = row_max(max_ptr, row, num_blocks, PADDED)
-        if _is_finite(best):
-            edited = _word(words_ptr, 5, at, num_rows)
+        if is_finite(best):
+            edited = word_of(words_ptr, 5, at, num_rows)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            scaled = _scaled(logits_ptr, edited_ptr, row, edited, columns, vocab, stride, best, temperature)
+            scaled = scaled_logits(logits_ptr, edited_ptr, row, edited, columns, vocab, stride, best, temperature)
             lowest = _lowest_mark(min_ptr, row, num_blocks, best, temperature, PADDED)
             out = coarse_ptr + (at.to(tl.int64) * num_blocks + block) * _BINS
             # Tokens without weight may be counted: they come last.
@@ -127,9 +84,9 @@ def _filter_coarse_kernel(
                 for mark in tl.static_range(1, _BINS):
                     over = scaled >= lowest * (mark / _BINS)
                     tl.store(out + mark - 1, tl.sum(over.to(tl.int32), axis=0).to(tl.int64))
-                tl.store(out + _BINS - 1, tl.sum((scaled >= _LOWEST).to(tl.int32), axis=0).to(tl.int64))
+                tl.store(out + _BINS - 1, tl.sum((scaled >= LOWEST_SCALED).to(tl.int32), axis=0).to(tl.int64))
             else:
-                weights = _weights(scaled, _least(words_ptr, at, num_rows))
+                weights = weights_of(scaled, least_of(words_ptr, at, num_rows))
                 for mark in tl.static_range(1, _BINS):
                     over = scaled >= lowest * (mark / _BINS)
                     tl.store(out + mark - 1, tl.sum(tl.where(over, weights, 0), axis=0))
@@ -149,153 +106,47 @@ def _filter_gather_kernel(
     """The keys of the tokens among which the threshold is, in any order: those between two marks, or for top-k from a mark on."""
     at = tl.program_id(0)
     block = tl.program_id(1)
-    row = _word(words_ptr, 0, at, num_rows).to(tl.int64)
-    k = _word(words_ptr, 1, at, num_rows)
-    p = _top_p(words_ptr, at, num_rows)
+    row = word_of(words_ptr, 0, at, num_rows).to(tl.int64)
+    k = word_of(words_ptr, 1, at, num_rows)
+    p = top_p_of(words_ptr, at, num_rows)
     temperature = tl.load(temperature_ptr + row)
-    if ((k > 0) | (p < 1.0)) & (temperature >= _GREEDY_BELOW):
+    if ((k > 0) | (p < 1.0)) & (temperature >= LEAST_TEMPERATURE):
         best = row_max(max_ptr, row, num_blocks, PADDED)
-        if _is_finite(best):
+        if is_finite(best):
             blocks = tl.arange(0, PADDED)
             bins = tl.arange(0, _BINS)
             places = (at.to(tl.int64) * num_blocks + blocks[:, None]) * _BINS + bins[None, :]
             totals = tl.sum(tl.load(coarse_ptr + places, mask=blocks[:, None] < num_blocks, other=0), axis=0)
             total = tl.max(totals, axis=0)  # the last one
-            needed = tl.where(k > 0, k.to(tl.int64), _share(p, total))
+            needed = tl.where(k > 0, k.to(tl.int64), share_of(p, total))
             place = tl.minimum(tl.sum((totals < needed).to(tl.int32), axis=0), _BINS - 1)
             lowest = _lowest_mark(min_ptr, row, num_blocks, best, temperature, PADDED)
-            lower = tl.where(place == _BINS - 1, _LOWEST, lowest * ((place + 1).to(tl.float32) * (1.0 / _BINS)))
+            lower = tl.where(place == _BINS - 1, LOWEST_SCALED, lowest * ((place + 1).to(tl.float32) * (1.0 / _BINS)))
             upper = tl.where((place == 0) | (k > 0), 1.0, lowest * (place.to(tl.float32) * (1.0 / _BINS)))
             if block == 0:
                 over = tl.max(tl.where(bins < place, totals, 0), axis=0)
                 tl.store(needed_ptr + at, tl.where(k > 0, needed, needed - over))
             highest = tl.div_rn(tl.load(max_ptr + row * num_blocks + block) - best, temperature)
             if highest >= lower:
-                edited = _word(words_ptr, 5, at, num_rows)
+                edited = word_of(words_ptr, 5, at, num_rows)
                 columns = block * BLOCK + tl.arange(0, BLOCK)
-                scaled = _scaled(logits_ptr, edited_ptr, row, edited, columns, vocab, stride, best, temperature)
+                scaled = scaled_logits(logits_ptr, edited_ptr, row, edited, columns, vocab, stride, best, temperature)
                 is_one = ((scaled >= lower) & (scaled < upper)).to(tl.int32)
                 count = tl.sum(is_one, axis=0)
                 if count > 0:
                     start = tl.atomic_add(counts_ptr + at, count)
                     out = candidates_ptr + at.to(tl.int64) * vocab + start
-                    tl.store(out + tl.cumsum(is_one, axis=0) - 1, _keys(scaled), mask=is_one > 0)
-
-
-@triton.jit
-def _tile(keys_ptr, start, num_keys, low, high, TILE: tl.constexpr):
-    """A tile of the candidates, and which of them are between `low` and `high`."""
-    offsets = start + tl.arange(0, TILE)
-    inside = offsets < num_keys
-    keys = tl.load(keys_ptr + offsets, mask=inside, other=0)
-    return keys, inside & (keys >= low) & (keys <= high)
-
-
-@triton.jit
-def _amounts(keys, least, BY_COUNT: tl.constexpr):
-    """What candidates add: one each, or their weight."""
-    amounts = tl.full(keys.shape, 1, tl.int64)
-    if not BY_COUNT:
-        amounts = _weights(tl.where(keys < 0, keys ^ 0x7FFFFFFF, keys).to(tl.float32, bitcast=True), least)
-    return amounts
-
-
-@triton.jit
-def _range(keys_ptr, num_keys, TILE: tl.constexpr):
-    """The smallest and the largest candidate."""
-    least = tl.full([TILE], 2147483647, tl.int32)
-    most = tl.full([TILE], -2147483648, tl.int32)
-    for start in range(0, num_keys, TILE):
-        keys, inside = _tile(keys_ptr, start, num_keys, _ALL, 0, TILE)
-        least = tl.minimum(least, tl.where(inside, keys, 2147483647))
-        most = tl.maximum(most, tl.where(inside, keys, -2147483648))
-    return tl.min(least, axis=0), tl.max(most, axis=0)
-
-
-@triton.jit
-def _split(keys_ptr, num_keys, low, middle, high, least, BY_COUNT: tl.constexpr, TILE: tl.constexpr):
-    """Of the candidates from `low` to `high`: amount of those from `middle` on, the smallest of these, the largest under it."""
-    sums = tl.zeros([TILE], tl.int64)
-    above = tl.full([TILE], 2147483647, tl.int32)
-    below = tl.full([TILE], -2147483648, tl.int32)
-    for start in range(0, num_keys, TILE):
-        keys, inside = _tile(keys_ptr, start, num_keys, low, high, TILE)
-        is_over = inside & (keys >= middle)
-        sums += tl.where(is_over, _amounts(keys, least, BY_COUNT), 0)
-        above = tl.minimum(above, tl.where(is_over, keys, 2147483647))
-        below = tl.maximum(below, tl.where(inside & (keys < middle), keys, -2147483648))
-    return tl.sum(sums, axis=0), tl.min(above, axis=0), tl.max(below, axis=0)
-
-
-@triton.jit
-def _shrink(keys_ptr, num_keys, low, high, TILE: tl.constexpr):
-    """Keep the candidates from `low` to `high` alone, in their place; how many."""
-    count = num_keys * 0
-    for start in range(0, num_keys, TILE):
-        keys, inside = _tile(keys_ptr, start, num_keys, low, high, TILE)
-        tl.debug_barrier()  # what is written lies at or before what was read
-        tl.store(keys_ptr + count + tl.cumsum(inside.to(tl.int32), axis=0) - 1, keys, mask=inside)
-        count += tl.sum(inside.to(tl.int32), axis=0)
-    tl.debug_barrier()
-    return count
-
-
-@triton.jit
-def _search(
-    keys_ptr, num_keys, low, high, needed, least, may_shrink, BY_COUNT: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    """The largest candidate from which on the amount of those up to `high` reaches `needed`; both ends are candidates."""
-    while low < high:
-        middle = low + ((high - low + 1) >> 1)
-        amount, above, below = _split(keys_ptr, num_keys, low, middle, high, least, BY_COUNT, TILE)
-        is_enough = amount >= needed
-        low = tl.where(is_enough, above, low)
-        high = tl.where(is_enough, high, below)
-        needed = tl.where(is_enough, needed, needed - amount)
-        if (num_keys > TILE) & may_shrink:
-            num_keys = _shrink(keys_ptr, num_keys, low, high, TILE)
-    return low
-
-
-@triton.jit(
-    do_not_specialize=["num_rows", "vocab", "num_blocks"],
-    do_not_specialize_on_alignment=["words_ptr", "temperature_ptr"],
-)
-def _filter_search_kernel(
-    words_ptr, max_ptr, temperature_ptr, counts_ptr, needed_ptr, candidates_ptr, threshold_ptr,
-    num_rows, vocab, num_blocks, TILE: tl.constexpr, PADDED: tl.constexpr,
-):  # fmt: skip
-    """The key from which on a row keeps its tokens."""
-    at = tl.program_id(0)
-    row = _word(words_ptr, 0, at, num_rows).to(tl.int64)
-    k = _word(words_ptr, 1, at, num_rows)
-    p = _top_p(words_ptr, at, num_rows)
-    is_filtered = ((k > 0) | (p < 1.0)) & (tl.load(temperature_ptr + row) >= _GREEDY_BELOW)
-    if is_filtered & _is_finite(row_max(max_ptr, row, num_blocks, PADDED)):
-        least = _least(words_ptr, at, num_rows)
-        keys_ptr = candidates_ptr + at.to(tl.int64) * vocab
-        num_keys = tl.load(counts_ptr + at)
-        needed = tl.load(needed_ptr + at)
-        low, high = _range(keys_ptr, num_keys, TILE)
-        if k > 0:
-            wanted = tl.minimum(needed, num_keys.to(tl.int64))
-            low = _search(keys_ptr, num_keys, low, high, wanted, least, p >= 1.0, True, TILE)
-            if p < 1.0:
-                mass, _, _ = _split(keys_ptr, num_keys, low, low, high, least, False, TILE)
-                needed = _share(p, mass)
-        if p < 1.0:
-            low = _search(keys_ptr, num_keys, low, high, needed, least, True, False, TILE)
-        tl.store(threshold_ptr + at, low)
+                    tl.store(out + tl.cumsum(is_one, axis=0) - 1, keys_of(scaled), mask=is_one > 0)
 
 
 @triton.jit
 def _threshold(words_ptr, threshold_ptr, at, num_rows):
     """The key from which on a row keeps its tokens; all where it has neither top-k nor top-p."""
-    threshold = _word(words_ptr, 1, at, num_rows)
-    if (threshold > 0) | (_top_p(words_ptr, at, num_rows) < 1.0):
+    threshold = word_of(words_ptr, 1, at, num_rows)
+    if (threshold > 0) | (top_p_of(words_ptr, at, num_rows) < 1.0):
         threshold = tl.load(threshold_ptr + at)
     else:
-        threshold = threshold * 0 + _ALL
+        threshold = threshold * 0 + KEEPS_ALL
     return threshold
 
 
@@ -305,10 +156,10 @@ def _kept(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Weights of the tokens of a block that the filters keep."""
-    edited = _word(words_ptr, 5, at, num_rows)
+    edited = word_of(words_ptr, 5, at, num_rows)
     columns = block * BLOCK + tl.arange(0, BLOCK)
-    scaled = _scaled(logits_ptr, edited_ptr, row, edited, columns, vocab, stride, best, temperature)
-    return tl.where(_keys(scaled) >= threshold, _weights(scaled, _least(words_ptr, at, num_rows)), 0)
+    scaled = scaled_logits(logits_ptr, edited_ptr, row, edited, columns, vocab, stride, best, temperature)
+    return tl.where(keys_of(scaled) >= threshold, weights_of(scaled, least_of(words_ptr, at, num_rows)), 0)
 
 
 @triton.jit(
@@ -321,15 +172,15 @@ def _kept_sum_kernel(
 ):  # fmt: skip
     at = tl.program_id(0)
     block = tl.program_id(1)
-    row = _word(words_ptr, 0, at, num_rows).to(tl.int64)
+    row = word_of(words_ptr, 0, at, num_rows).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
-    if temperature >= _GREEDY_BELOW:
+    if temperature >= LEAST_TEMPERATURE:
         best = row_max(max_ptr, row, num_blocks, PADDED)
-        if _is_finite(best):
+        if is_finite(best):
             threshold = _threshold(words_ptr, threshold_ptr, at, num_rows)
             highest = tl.div_rn(tl.load(max_ptr + row * num_blocks + block) - best, temperature)
             total = threshold.to(tl.int64) * 0
-            if _keys(highest) >= threshold:
+            if keys_of(highest) >= threshold:
                 kept = _kept(
                     logits_ptr, edited_ptr, words_ptr, threshold, at, num_rows, row, block, vocab, stride, best,
                     temperature, BLOCK,
@@ -347,14 +198,14 @@ def _kept_pick_kernel(
     ids_ptr, finite_ptr, num_rows, vocab, stride, num_blocks, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0)
-    row = _word(words_ptr, 0, at, num_rows).to(tl.int64)
+    row = word_of(words_ptr, 0, at, num_rows).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     best = row_max(max_ptr, row, num_blocks, PADDED)
-    finite = _is_finite(best)
+    finite = is_finite(best)
     tl.store(finite_ptr + row, finite.to(tl.int32))
     blocks = tl.arange(0, PADDED)
     inside = blocks < num_blocks
-    if (temperature < _GREEDY_BELOW) | (finite == 0):
+    if (temperature < LEAST_TEMPERATURE) | (finite == 0):
         maxima = tl.load(max_ptr + row * num_blocks + blocks, mask=inside, other=float("-inf"))
         places = tl.load(arg_ptr + row * num_blocks + blocks, mask=inside, other=2147483647)
         chosen = tl.min(tl.where(maxima == best, places, 2147483647), axis=0)
@@ -420,7 +271,7 @@ def draw_rows(
             *source, w.maxima, w.minima, d.temperatures, f.coarse, f.counts, f.needed, f.candidates, *sizes,
             BLOCK=BLOCK, PADDED=padded, num_warps=8,
         )  # fmt: skip
-        _filter_search_kernel[one](
+        filter_search_kernel[one](
             words, w.maxima, d.temperatures, f.counts, f.needed, f.candidates, f.thresholds,
             num_rows, vocab, num_blocks, TILE=_TILE, PADDED=padded, num_warps=8,
         )  # fmt: skip
