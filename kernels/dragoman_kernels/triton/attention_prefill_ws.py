@@ -38,11 +38,12 @@ def _turn(turn, num_programs):
 
 
 @gluon.jit
-def _item(
-    index, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride,
-    NUM_HEADS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-):  # fmt: skip
-    """(head, first row of q, queries, first query's position, context, its block table, tiles) of work item `index`."""
+def _item(index, work, NUM_HEADS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(head, first row of q, queries, first query's position, context, its block table, tiles) of work item `index`, the last
+    where there are fewer.
+    """
+    tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, _num_programs = work
+    index = gl.minimum(index, num_items * NUM_HEADS - 1)
     head = index % NUM_HEADS
     item = index // NUM_HEADS
     seq = gl.load(work_ptr + item * 2)
@@ -60,6 +61,16 @@ def _item(
 
 
 @gluon.jit
+def _following(stage, phase, NUM_STAGES: gl.constexpr):
+    """The next stage, and the phase of its barriers."""
+    stage = stage + 1
+    if stage == NUM_STAGES:
+        stage = 0
+        phase = phase ^ 1
+    return stage, phase
+
+
+@gluon.jit
 def _place(table_ptr, tile, kv_head, NUM_KV_HEADS: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr):
     """Of the cache seen as [num_blocks * NUM_KV_HEADS * PAGE, head_dim]: where tile `tile` of a sequence begins."""
     start = tile * BLOCK_N
@@ -68,12 +79,12 @@ def _place(table_ptr, tile, kv_head, NUM_KV_HEADS: gl.constexpr, PAGE: gl.conste
 
 @gluon.jit
 def _fetch(
-    q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
-    q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE: gl.constexpr,
+    q_desc, k_desc, v_desc, work, smem, NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE: gl.constexpr,
     BLOCK_N: gl.constexpr, NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """The warp that fetches."""
+    num_items, num_programs = work[5], work[6]
+    q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = smem
     BLOCK_M: gl.constexpr = NUM_GROUPS * ROWS
     TILE_BYTES: gl.constexpr = BLOCK_N * HEAD_DIM * 2
     stage = 0
@@ -83,14 +94,13 @@ def _fetch(
     index = _turn(turn, num_programs)
     total_work = num_items * NUM_HEADS
     head, row, _count, _first, _context, table_ptr, num_tiles = _item(
-        index, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, NUM_HEADS, BLOCK_M, BLOCK_N
+        index, work, NUM_HEADS, BLOCK_M, BLOCK_N
     )  # fmt: skip
     while index < total_work:
         turn = turn + 1
         following = _turn(turn, num_programs)
         next_head, next_row, _count, _first, _context, next_table_ptr, next_tiles = _item(
-            gl.minimum(following, total_work - 1), tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, NUM_HEADS,
-            BLOCK_M, BLOCK_N,
+            following, work, NUM_HEADS, BLOCK_M, BLOCK_N
         )  # fmt: skip
         if num_tiles > 0:
             kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
@@ -122,10 +132,7 @@ def _fetch(
                     tma.async_copy_global_to_shared(
                         v_desc, [other, 0], v_full.index(stage), v_smem.index(stage * 2 + 1)
                     )
-                stage = stage + 1
-                if stage == NUM_STAGES:
-                    stage = 0
-                    phase = phase ^ 1
+                stage, phase = _following(stage, phase, NUM_STAGES)
                 place = next_place
                 other = next_other
         index = following
@@ -217,12 +224,12 @@ def _without_rest(v_tile, num_valid, ROWWISE: gl.constexpr, BLOCK_N: gl.constexp
 
 @gluon.jit
 def _attend(
-    out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
-    q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    GROUP: gl.constexpr, NUM_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
+    out_ptr, scale_log2, work, smem, GROUP: gl.constexpr, NUM_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
     NUM_GROUPS: gl.constexpr, NUM_STAGES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """A group of four warps."""
+    num_items, num_programs = work[5], work[6]
+    q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = smem
     BLOCK_M: gl.constexpr = NUM_GROUPS * ROWS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     OUTPUTS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -237,15 +244,14 @@ def _attend(
     index = _turn(turn, num_programs)
     total_work = num_items * NUM_HEADS
     head, row, count, first_position, context, _table_ptr, num_tiles = _item(
-        index, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, NUM_HEADS, BLOCK_M, BLOCK_N
+        index, work, NUM_HEADS, BLOCK_M, BLOCK_N
     )  # fmt: skip
     while index < total_work:
         turn = turn + 1
         following = _turn(turn, num_programs)
         # Read while this item is attended to.
         next_head, next_row, next_count, next_first, next_context, _table_ptr, next_tiles = _item(
-            gl.minimum(following, total_work - 1), tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, NUM_HEADS,
-            BLOCK_M, BLOCK_N,
+            following, work, NUM_HEADS, BLOCK_M, BLOCK_N
         )  # fmt: skip
         if num_tiles > 0:
             position = first_position + GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))
@@ -272,10 +278,7 @@ def _attend(
             v_stage = stage
             v_phase = phase
             for tile in range(PARTS, num_tiles, PARTS):
-                stage = stage + 1
-                if stage == NUM_STAGES:
-                    stage = 0
-                    phase = phase ^ 1
+                stage, phase = _following(stage, phase, NUM_STAGES)
                 mbarrier.wait(k_full.index(stage), phase)
                 scores_later, other_later = _begin_scores(q, k_smem, stage, nothing, PARTS)
                 mbarrier.wait(v_full.index(v_stage), v_phase)
@@ -302,10 +305,7 @@ def _attend(
             acc_later = _begin_outputs(p, p_other, v_smem, v_stage, acc, PARTS)
             acc = warpgroup_mma_wait(0, (acc_later,))
             mbarrier.arrive(v_empty.index(v_stage))
-            stage = stage + 1
-            if stage == NUM_STAGES:
-                stage = 0
-                phase = phase ^ 1
+            stage, phase = _following(stage, phase, NUM_STAGES)
             acc = acc / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, OUTPUTS)), 1)
             out = gl.convert_layout(gl.cast(acc, dtype), ROWWISE)
             rows = GROUP * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, ROWWISE))
@@ -351,39 +351,24 @@ def _prefill_ws_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_empty.index(stage), count=NUM_GROUPS)
     fence_async_shared()
-    # A tuple with a name would lose its constants: each is written out.
+    smem = (q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    work = (tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs)
+    # Constants are written out each time: in a tuple with a name they would be none.
     if NUM_GROUPS == 2:
-        gl.warp_specialize([(_attend, (
-        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
-        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
-    )), (_attend, (
-        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
-        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
-    )), (_fetch, (
-        q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
-        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
-    ))], [4, 1], [NUM_REGISTERS, 24])  # fmt: skip
+        gl.warp_specialize([
+            (_attend, (out_ptr, scale_log2, work, smem, 0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS)),
+            (_attend, (out_ptr, scale_log2, work, smem, 1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS)),
+            (_fetch, (q_desc, k_desc, v_desc, work, smem, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS,
+                      NUM_STAGES, PARTS)),
+        ], [4, 1], [NUM_REGISTERS, 24])  # fmt: skip
     else:
-        gl.warp_specialize([(_attend, (
-        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
-        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
-    )), (_attend, (
-        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
-        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
-    )), (_attend, (
-        out_ptr, tables_ptr, starts_ptr, lens_ptr, work_ptr, scale_log2, table_stride, num_items, num_programs,
-        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        2, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
-    )), (_fetch, (
-        q_desc, k_desc, v_desc, tables_ptr, starts_ptr, lens_ptr, work_ptr, table_stride, num_items, num_programs,
-        q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS,
-    ))], [4, 4, 1], [NUM_REGISTERS, NUM_REGISTERS, 24])  # fmt: skip
+        gl.warp_specialize([
+            (_attend, (out_ptr, scale_log2, work, smem, 0, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS)),
+            (_attend, (out_ptr, scale_log2, work, smem, 1, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS)),
+            (_attend, (out_ptr, scale_log2, work, smem, 2, NUM_HEADS, HEAD_DIM, BLOCK_N, NUM_GROUPS, NUM_STAGES, PARTS)),
+            (_fetch, (q_desc, k_desc, v_desc, work, smem, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE, BLOCK_N, NUM_GROUPS,
+                      NUM_STAGES, PARTS)),
+        ], [4, 4, 1], [NUM_REGISTERS, NUM_REGISTERS, 24])  # fmt: skip
 
 
 @lru_cache(maxsize=4096)  # two a layer, and one for each place that q lies at
