@@ -1,6 +1,6 @@
 """Every form of prefill attention on a GPU: by pointers, by tensor descriptors, and cuDNN's over the same pages.
 
-python -m benchmarks.prefill_kernels_gpu [--seconds 40] [--shape 32/8/128]... [--no-roles]
+python -m benchmarks.prefill_kernels_gpu [--seconds 45] [--shape 32/8/128]... [--no-roles]
 Then, in a process of its own with a time limit, kernels with roles for warps, which no interpreter checks. Each form is compared
 with the first one's result, on a step of uneven prompts too, and timed in turn with the others; one that cannot run is a line
 that says why. TFLOP/s count the keys that a query sees.
@@ -161,27 +161,31 @@ def seconds_of(body: Callable[[], object]) -> float:
     return graph_seconds(lambda: [body() for _ in range(CALLS)], 5, stream) / CALLS
 
 
-def measure(step: Step, uneven: Step, forms: Sequence[PrefillLaunch], uses: dict[str, str], deadline: float) -> None:
-    """One table, quickest first."""
+def measure(
+    step: Step, uneven: Step | None, forms: Sequence[PrefillLaunch], uses: dict[str, str], deadline: float
+) -> None:
+    """One table, quickest first; `uneven` prompts are compared too where there are any."""
     expected: list[torch.Tensor] = []
     rows: dict[str, list[float]] = {}
     bodies: dict[str, Callable[[], object]] = {}
-    for (name, make), (_, make_uneven) in zip(calls_of(step, forms), calls_of(uneven, forms), strict=True):
-        outs = [torch.full_like(one.q, float("nan")) for one in (step, uneven)]
+    steps = [step] if uneven is None else [step, uneven]
+    for each in zip(*(calls_of(one, forms) for one in steps), strict=True):
+        name = each[0][0]
+        outs = [torch.full_like(one.q, float("nan")) for one in steps]
         try:
-            body = make(outs[0])
-            body()
-            make_uneven(outs[1])()
+            calls = [make(out) for (_, make), out in zip(each, outs, strict=True)]
+            for call in calls:
+                call()
             torch.cuda.synchronize()
         except Exception as error:  # a form that cannot run is a line of the table
             print(f"    {name:18} {type(error).__name__}: {(str(error).splitlines() or [''])[0][:140]}", flush=True)
             continue
         expected = expected or outs
         errors = [close(out, right) for out, right in zip(outs, expected, strict=True)]
-        if max(errors) > TOLERANCE:
-            print(f"    {name:18} WRONG: off by {errors[0]:.1e}, {errors[1]:.1e} on uneven prompts", flush=True)
+        if not max(errors) <= TOLERANCE:
+            print(f"    {name:18} WRONG: off by {', '.join(f'{error:.1e}' for error in errors)}", flush=True)
             continue
-        bodies[name] = body
+        bodies[name] = calls[0]
     for _ in range(2):  # in turn, so that a clock that falls hits all of them
         for name, body in bodies.items():
             if time.monotonic() < deadline:
@@ -203,19 +207,14 @@ def tables(
             behind = f" behind {before}" if before else ""
             print(f"prefill {'/'.join(map(str, shape))} page {PAGE}: {count} x {tokens}{behind}", flush=True)
             first = (count, tokens, before) == CASES[0]
-            measure(
-                step,
-                uneven,
-                forms,
-                {name: text for (of, name), text in uses.items() if of == shape and first},
-                deadline,
-            )
+            mine = {name: text for (of, name), text in uses.items() if of == shape and first}
+            measure(step, uneven if first else None, forms, mine, deadline)
 
 
 def main() -> None:
     """Compile everything, then time it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=40.0, help="after which no more is timed")
+    parser.add_argument("--seconds", type=float, default=45.0, help="after which no more is timed")
     parser.add_argument("--shape", action="append", help="heads/KV heads/head size (default: three)")
     parser.add_argument("--no-roles", action="store_true", help="leave kernels with roles for warps out")
     parser.add_argument("--roles", action="store_true", help="them alone")
