@@ -22,6 +22,7 @@ from dragoman_kernels.triton.launches import (
     fixed_gemm_launches,
     prefill_launches,
     tma_prefill_launches,
+    ws_prefill_launches,
 )
 
 PAGE_SIZES = (16, 64, 128)  # each divides a unit of prefix sharing or is a multiple of it
@@ -116,7 +117,8 @@ def prefill_shortlist(times: KernelTimes, model: ModelConfig, page_size: int) ->
     """
     rates = times.rates
     sizes = (model.head_dim, page_size, rates.capability, rates.shared_per_block)
-    by_descriptors = tma_prefill_launches(*sizes) if model.kv_item_bytes == _TWO_BYTES else ()
+    has_two_bytes = model.kv_item_bytes == _TWO_BYTES
+    by_descriptors = (*tma_prefill_launches(*sizes), *ws_prefill_launches(*sizes)) if has_two_bytes else ()
     options = [PrefillAttention("paged", **asdict(launch)) for launch in (*prefill_launches(*sizes), *by_descriptors)]
     tokens = min(PROMPT_TOKENS, model.max_context_tokens)
 
