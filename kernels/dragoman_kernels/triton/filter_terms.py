@@ -54,9 +54,9 @@ def weights_of(scaled, least):
 
 @triton.jit
 def keys_of(scaled):
-    """int32 that order as the values do, none of which is over 0."""
+    """int32 that order as the values do, none of which is over 0; both zeros are one key."""
     bits = scaled.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(scaled == 0, 0, bits ^ 0x7FFFFFFF)
 
 
 @triton.jit

@@ -134,6 +134,16 @@ def many_candidates() -> list[str]:
     return problem(logits, batch, Rig(num, vocab), "many")
 
 
+def both_zeros() -> list[str]:
+    """One value in two signs ties with itself, also what is too small to be told from it."""
+    num, vocab = 12, 200
+    logits = torch.zeros(num, vocab)
+    logits[:, 3::2] = -0.0
+    logits[6:, 4::4] = -1e-42
+    batch = make_batch(num, top_k=[1, 3, 0] * 4, top_p=[1.0, 0.5, 0.1] * 4, temperature=4000.0, cursor=np.arange(num))
+    return problem(logits, batch, Rig(num, vocab), "zeros")
+
+
 def alone_and_among_others() -> list[str]:
     """A row draws the same token whatever is beside it, also where a step's rows are drawn a few at a time."""
     rng = np.random.default_rng(6)
@@ -218,7 +228,7 @@ def memory() -> list[str]:
 def main() -> None:
     """Every check."""
     filters._TILE, edits._CHUNK = 256, 32
-    checks = (any_batch, many_candidates, alone_and_among_others, steps_that_go_on, refusals, memory)
+    checks = (any_batch, many_candidates, both_zeros, alone_and_among_others, steps_that_go_on, refusals, memory)
     print(json.dumps({check.__name__: check() for check in checks}))
 
 

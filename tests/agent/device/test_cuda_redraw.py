@@ -22,7 +22,9 @@ def found() -> dict[str, Any]:
     return shown
 
 
-@pytest.mark.parametrize("check", ["any_batch", "many_candidates", "alone_and_among_others", "steps_that_go_on"])
+@pytest.mark.parametrize(
+    "check", ["any_batch", "many_candidates", "both_zeros", "alone_and_among_others", "steps_that_go_on"]
+)
 def test_the_kernels_draw_what_the_host_draws(found: dict[str, Any], check: str) -> None:
     assert found[check] == []
 
