@@ -2,7 +2,8 @@
 
 python tests/gpu/check_mixed_graphs.py [qwen3-0.6b]      exit 1 when a step is off
 Bits are equal in a deterministic plan. In the usual one a padded product rounds otherwise, so both roads are held against the
-deterministic one: a graph's logits may not be farther from it than those of single kernels, in graphs where a library attends neither.
+deterministic one: a graph's logits may not be farther from it than those of single kernels, in graphs where a library or one of the
+kernels attends that take K and V by tensor descriptors neither.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,11 @@ from dragoman_agent.device.base import DeviceError, SamplingBatch, StepBatch
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.model.source import open_model
 from dragoman_agent.pal.attributes import take_inventory
-from dragoman_agent.pal.plan import LibraryPrefill, Plan
+from dragoman_agent.pal.plan import LibraryPrefill, Plan, PrefillAttention
 from dragoman_agent.pal.planner import Limits, Switches, plan_for
 from dragoman_agent.pal.probe import profile_device
+from dragoman_agent.pal.rates import rates_of
+from dragoman_kernels.triton.launches import tma_prefill_launches, ws_prefill_launches
 
 PROFILES = Path("/tmp/dragoman-check")
 LIMITS = Limits(max_context_tokens=4096, max_num_seqs=256)
@@ -151,12 +154,18 @@ def main() -> int:
     if not plan.mixed_graph_tokens or plan.page_size != fixed.page_size:
         print("no graph to check, or other pages in the deterministic plan")
         return 1
-    loaded = Loaded(source)
+    loaded, rates, config = Loaded(source), rates_of(profile), source.config
+    sizes = (config.head_dim, plan.page_size, rates.capability, rates.shared_per_block)
     none = {"mixed_graph_tokens": (), "chunk_graph": False}
     shapes = [*STEPS, *(shape for shape in full(plan) if plan.max_batch_tokens <= fixed.max_batch_tokens)]
     exact, again = results(loaded, replace(fixed, **none), shapes), results(loaded, fixed, shapes)
     by_kernel = results(loaded, replace(plan, **none), shapes)
     roads = {"graph": results(loaded, plan, shapes)}
+    for launch in (*tma_prefill_launches(*sizes)[-1:], *ws_prefill_launches(*sizes)):
+        own = PrefillAttention("paged", **asdict(launch))
+        roads[f"m{own.block_m}-n{own.block_n}-w{own.num_warps}"] = results(
+            loaded, replace(plan, prefill_attention=own), shapes
+        )
     try:
         library = replace(plan, library_prefill=LibraryPrefill("cudnn", 1024, 16))
         roads["graph, library"] = results(loaded, library, shapes)
