@@ -354,11 +354,14 @@ def tma_cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str
         long = [1000, 257, 129, 1], [3, 0, 700, 64]
         capability = torch.cuda.get_device_capability(device)
         checks |= {
-            f"prefill-tma-{'-'.join(map(str, (heads, head_dim, *asdict(launch).values())))}": lambda sizes=(heads, 8, head_dim, 64), launch=launch: (
+            f"prefill-tma-{'-'.join(map(str, (heads, head_dim, page, *asdict(launch).values())))}": lambda sizes=(heads, 8, head_dim, page), launch=launch: (
                 check_prefill(device, dtype, *long, *sizes, **asdict(launch))
             )
-            for heads, head_dim in ((32, 128), (32, 64), (16, 128))
-            for launch in tma_prefill_launches(head_dim, 64, capability, 227 << 10)
+            for heads, head_dim, page in ((32, 128, 64), (32, 64, 64), (16, 128, 64), (16, 128, 128))
+            for launch in (
+                *tma_prefill_launches(head_dim, page, capability, 227 << 10),
+                *ws_prefill_launches(head_dim, page, capability, 227 << 10),
+            )
         }
     return checks
 
