@@ -27,7 +27,7 @@ from dragoman_kernels.triton.attention_fixed import (
 )
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
 from dragoman_kernels.triton.gemm_fixed import gemm_fixed
-from dragoman_kernels.triton.launches import FIXED_GEMM_LAUNCHES, tma_prefill_launches
+from dragoman_kernels.triton.launches import FIXED_GEMM_LAUNCHES, tma_prefill_launches, ws_prefill_launches
 from dragoman_kernels.triton.norm import rms_norm
 from dragoman_kernels.triton.rope_cache import rope_and_cache
 from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
