@@ -24,7 +24,8 @@ check_determinism.CHUNKS = determinism_rig.CHUNKS = (5,)
 check_determinism.DECODE_STEPS = 1
 
 for make in (deterministic_plan, gpu_plan):
-    plan, report = replace(make("cuda", "float32"), graph_batch_sizes=()), Report()  # graphs: the conformance suite
+    none = {"graph_batch_sizes": (), "mixed_graph_tokens": (), "chunk_graph": False}  # graphs: the conformance suite
+    plan, report = replace(make("cuda", "float32"), **none), Report()
     device = InterpretedDevice()
     device.load(TinyModel(), plan, lambda _: None)
     with torch.inference_mode():
