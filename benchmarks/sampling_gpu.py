@@ -117,8 +117,8 @@ class Case:
         self.logits = (torch.randn(num, vocab, device=DEVICE, generator=generator) * CASES[name][0]).bfloat16()
         drawn = uniforms(self.batch.seeds, self.batch.choices, self.batch.cursors)
         self.ids, self.finite = (torch.zeros(num, dtype=torch.int32, device=DEVICE) for _ in range(2))
-        numbers = (torch.from_numpy(part).to(DEVICE) for part in (self.batch.temperatures, drawn))
-        self.drawn = Drawn(*numbers, self.ids, self.finite)
+        temperatures, numbers = (torch.from_numpy(part).to(DEVICE) for part in (self.batch.temperatures, drawn))
+        self.drawn = Drawn(temperatures, numbers, self.ids, self.finite)
         self.workspace, self.redraw = SamplingWorkspace(num, vocab, DEVICE), Redraw(num, vocab, DEVICE)
 
     def plain(self) -> None:

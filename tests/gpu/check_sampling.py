@@ -163,7 +163,9 @@ def agreement_checks(
     for label, parameters, sparse in cases:
         batch = batch_of(num, parameters, **sparse)
         different = int((draw(logits, batch) != host_draw(logits, batch)).sum())
-        yield Check(f"{name} = host, {label}", different <= max(MAX_DIFFERENT * num, 1), f"{different} of {num} ids differ")
+        yield Check(
+            f"{name} = host, {label}", different <= max(MAX_DIFFERENT * num, 1), f"{different} of {num} ids differ"
+        )
 
 
 def logprob_checks(device: torch.device) -> Iterator[Check]:

@@ -217,20 +217,23 @@ def _filters(at: _Shapes, form: Form) -> None:
     from dragoman_kernels.triton.filters import Drawn, FilterWorkspace, draw_rows
     from dragoman_kernels.triton.sampling import SamplingWorkspace
 
-    workspaces = [kind(_ROWS, form.sizes[0], at.torch.device("cpu")) for kind in (SamplingWorkspace, FilterWorkspace)]
-    logits, edited = at.tensor(_ROWS, *form.sizes), at.tensor(_ROWS, *form.sizes, dtype="float32")
+    vocab, device = form.sizes[0], at.torch.device("cpu")
     floats, draws = at.tensor(_ROWS, dtype="float32"), at.tensor(_ROWS, dtype="float64")
-    drawn = Drawn(floats, draws, at.ints(_ROWS), at.ints(_ROWS))
-    draw_rows(logits, edited, at.ints(64), _ROWS, *workspaces, drawn, has_filters=True, has_random=True)
+    draw_rows(
+        at.tensor(_ROWS, vocab), at.tensor(_ROWS, vocab, dtype="float32"), at.ints(64), _ROWS,
+        SamplingWorkspace(_ROWS, vocab, device), FilterWorkspace(_ROWS, vocab, device),
+        Drawn(floats, draws, at.ints(_ROWS), at.ints(_ROWS)), has_filters=True, has_random=True,
+    )  # fmt: skip
 
 
 def _edits(at: _Shapes, form: Form) -> None:
     from dragoman_kernels.triton.edits import EditWorkspace, edit_rows
     from dragoman_kernels.triton.sampling import SamplingWorkspace
 
-    workspaces = [kind(_ROWS, form.sizes[0], at.torch.device("cpu")) for kind in (SamplingWorkspace, EditWorkspace)]
+    vocab, device = form.sizes[0], at.torch.device("cpu")
+    workspace, edits = SamplingWorkspace(_ROWS, vocab, device), EditWorkspace(_ROWS, vocab, device)
     for has_lists in (False, True):
-        edit_rows(at.tensor(_ROWS, *form.sizes), at.ints(256), 0, _ROWS, *workspaces, has_lists=has_lists)
+        edit_rows(at.tensor(_ROWS, vocab), at.ints(256), 0, _ROWS, workspace, edits, has_lists=has_lists)
 
 
 def _decode(at: _Shapes, form: Form) -> None:

@@ -171,15 +171,10 @@ def steps_that_go_on() -> list[str]:
     num, vocab, found = 3, 300, []
     rig = Rig(num, vocab)
     batch = make_batch(num, top_k=[5, 0, 9], top_p=[1.0, 0.7, 0.9])
-    for step, change in enumerate(
-        (
-            {},
-            {},
-            {"top_ks": np.array([1, 2, 3], np.int32)},
-            {"banned": {1: np.arange(200, dtype=np.int32)}},
-            {"banned": {}},
-        )
-    ):
+    changes: list[dict[str, Any]] = [
+        {}, {}, {"top_ks": np.array([1, 2, 3], np.int32)}, {"banned": {1: np.arange(200, dtype=np.int32)}}, {"banned": {}},
+    ]  # fmt: skip
+    for step, change in enumerate(changes):
         sent = rig.redraw._known
         for name, value in {"cursors": batch.cursors + 1, **change}.items():
             setattr(batch, name, value)
