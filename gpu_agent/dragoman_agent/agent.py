@@ -307,6 +307,8 @@ class Agent:
             was_serving = stepping
             if told := self._engine.let_go_when_wedged(self._gate.tell_lost):
                 logger.error("the engine is wedged: %d requests were told to resume elsewhere", told)
+            if self._engine.give_up_when_hung():
+                return
             await self._update_health()
 
     async def _update_health(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 # Our stdout carries the announced events and nothing else; what the engine prints goes to stderr.
 _STDERR = 2
 _LAST_WORDS = "last-words"
+_KILLED_SECONDS = 0.2
 
 
 def leave_last_words(socket_path: str, words: str) -> None:
@@ -95,7 +96,8 @@ class EngineProcess:
         """End it at once and release everything. Safe to call twice."""
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that holds it up is not waited for
+                self._process.wait(_KILLED_SECONDS)
         self._close_stdin()
         if self._listener is not None:
             self._listener.close()

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 STEP_AGE_LIMIT_SECONDS = 3.0
 WEDGED_SECONDS = 6.0  # as the controller declares a silent agent dead
+GIVEN_UP_SECONDS = 60.0  # a driver call that has not returned by then never will: a supervisor can start the agent anew
+_FATAL_SECONDS = 0.2  # from the engine's last word to its end
 _BOTH_ENDS_SECONDS = 0.5
 
 
@@ -203,6 +205,14 @@ class EngineClient:
         self._end_of_batch()
         return told
 
+    def give_up_when_hung(self) -> bool:
+        """After a minute without a step the engine is killed, as if it had died; whether that is so now."""
+        if self.ready is None or self._dead or self.step_age < GIVEN_UP_SECONDS:
+            return False
+        reason = int(error_pb2.ERROR_REASON_AGENT_LOST)
+        self.abandon(reason, f"the engine has not finished a step for {self.step_age:.0f} s and is given up")
+        return True
+
     async def export_blocks(self, command: ExportBlocks) -> BlocksExported:
         """Cached blocks, read between two steps. Raises AGENT_LOST when the engine is gone."""
         answer = await self._exchange(command)
@@ -310,6 +320,8 @@ class EngineClient:
                     self._listener.engine_warmed(message)
                 case Fatal():
                     self._fatal = message
+                    # It ends by itself, unless a device that has failed holds it up.
+                    asyncio.get_running_loop().call_later(_FATAL_SECONDS, self._die)
                 case BlocksExported() | BlocksImported():
                     self._answer_exchange(message)
                 case BlocksUsed():

@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dragoman_agent.engine.frames import encode
 from dragoman_agent.engine.messages import (
     Delta,
     Failed,
+    Fatal,
     Finished,
     LogprobEntry,
     Progress,
@@ -186,6 +188,28 @@ async def test_wedged_engine_lets_its_callers_go_and_frees_them_when_it_wakes(
     async with asyncio.timeout(5):
         await rig.client.wait_idle()
     assert isinstance(rig.ends[-1][0], Finished) and rig.ends[-1][0].cancelled and len(sink.events) == num_events
+
+
+async def test_an_engine_that_said_its_last_word_and_does_not_end_is_ended(rig: Rig) -> None:
+    """A driver may hold up a process whose device has failed."""
+    sink = rig.submit("r", max_tokens=30_000, credit=1)
+    begun = time.monotonic()
+    rig.client._data_received(encode(Fatal(int(error_pb2.ERROR_REASON_DEVICE_FAULT), "the device failed: so")))
+    async with asyncio.timeout(5):
+        await rig.listener.died.wait()
+    assert time.monotonic() - begun < 0.9 and rig.listener.deaths[0][1] == "the device failed: so"
+    last = sink.events[-1]
+    assert isinstance(last, Failed) and last.reason == error_pb2.ERROR_REASON_DEVICE_FAULT
+    assert rig.client.is_dead and rig.client._process.returncode == -9
+
+
+async def test_a_hung_engine_is_given_up_after_a_minute(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not rig.client.give_up_when_hung() and not rig.client.is_dead
+    os.kill(rig.client.pid, signal.SIGSTOP)
+    monkeypatch.setattr("dragoman_agent.rpc.engine_client.GIVEN_UP_SECONDS", 0.0)
+    assert rig.client.give_up_when_hung() and rig.client.is_dead
+    assert "is given up" in rig.listener.deaths[0][1] and rig.client._process.returncode == -9
+    assert not rig.client.give_up_when_hung()
 
 
 async def test_gate_holds_the_last_word(rig: Rig) -> None:
