@@ -41,6 +41,8 @@ PEER = {
 }
 UNITS = {
     "ms_per_step": "ms",
+    "mean_gap_ms": "ms",
+    "p99_gap_ms": "ms",
     "output_tokens_per_second": "1/s",
     "tokens_per_second": "1/s",
     "gb_per_second": "GB/s",
