@@ -7,6 +7,8 @@ planned; the config comes on stdin, as JSON up to its end. Imports only what is 
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import signal
 import socket
 import sys
@@ -58,7 +60,12 @@ def main(argv: list[str] | None = None) -> int:
             stream.connect(arguments.socket)
         except OSError as error:
             parser.error(f"--socket {arguments.socket}: cannot connect ({error.strerror or error})")
-        return serve(stream, config, times, library)
+        code = serve(stream, config, times, library)
+    if code:
+        # Without an interpreter's end: what torch lets go of there may wait for a device that has failed, or abort.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":
