@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +21,7 @@ from tests.faults.injection import Injection
 from dragoman import AsyncClient, DragomanError
 
 MAX_EXIT_SECONDS = 1.0
+MAX_WAIT_SECONDS = 20
 NUM_TOKENS = 400
 
 
@@ -38,6 +40,16 @@ def start(model: str, *, injection: Injection | None = None) -> tuple[CellProces
     return agent, address
 
 
+def state_of(pid: int) -> str:
+    """What a process that should have ended does, by the kernel."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        name, state = (next(line for line in lines if line.startswith(word)) for word in ("Name", "State"))
+        return f"{name}, {state}, {Path(f'/proc/{pid}/wchan').read_text()}"
+    except OSError as error:
+        return str(error)
+
+
 async def fault(sick: CellProcess, address: str, neighbour: str, trigger: Path) -> dict[str, Any]:
     """What was seen while the sick agent's context broke."""
     seen: dict[str, Any] = {}
@@ -53,11 +65,16 @@ async def fault(sick: CellProcess, address: str, neighbour: str, trigger: Path) 
                     broken = time.monotonic()
                     await asyncio.to_thread(trigger.write_text, "sticky")
         except DragomanError as error:
-            seen["error"] = error.reason_name
-        seen["exit_code"] = await asyncio.to_thread(sick.popen.wait, 30)
-        seen["exit_seconds"] = time.monotonic() - broken
+            seen["error"], seen["message"] = error.reason_name, str(error)
+        family = [process.pid for process in sick.family()] if sick.popen.poll() is None else []
+        try:
+            seen["exit_code"] = await asyncio.to_thread(sick.popen.wait, MAX_WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            seen["still_there"] = {pid: state_of(pid) for pid in family}
+        seen["was_broken"], seen["exit_seconds"] = bool(broken), time.monotonic() - broken
         seen["neighbour_equal"] = (await beside).text == calm.text
     seen["log"] = [line for line in sick.log_text().splitlines() if "device failed" in line or "CUDA error" in line][:2]
+    seen["end_of_log"] = sick.log_text().splitlines()[-8:]
     return seen
 
 
@@ -80,7 +97,7 @@ def main(argv: list[str]) -> int:
     seen["starts_again"] = True
     print(json.dumps(seen, indent=1))
     good = (
-        seen["exit_code"] == 1
+        seen.get("exit_code") == 1
         and seen["exit_seconds"] <= MAX_EXIT_SECONDS
         and seen["neighbour_equal"]
         and seen.get("error") in ("device_fault", "agent_lost")
