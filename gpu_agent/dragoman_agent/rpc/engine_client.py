@@ -36,6 +36,7 @@ from dragoman_agent.engine.messages import (
     Warmed,
 )
 from dragoman_agent.engine_process import EngineProcess
+from dragoman_agent.rpc.hang_watch import HangWatch
 from dragoman_agent.rpc.live_table import NOWHERE, Event, EventSink, Live, LiveTable, OnEnd
 from dragoman_text import TextTokenizer
 
@@ -45,7 +46,6 @@ logger = logging.getLogger(__name__)
 
 STEP_AGE_LIMIT_SECONDS = 3.0
 WEDGED_SECONDS = 6.0  # as the controller declares a silent agent dead
-GIVEN_UP_SECONDS = 60.0  # a driver call that has not returned by then never will: a supervisor can start the agent anew
 _FATAL_SECONDS = 0.2  # from the engine's last word to its end
 _BOTH_ENDS_SECONDS = 0.5
 
@@ -96,6 +96,7 @@ class EngineClient:
         self._exited = False
         self._dead = False
         self._last_step = 0.0
+        self._hang = HangWatch()
         self._idle: asyncio.Future[None] | None = None
         self._step_listeners: list[Callable[[Step], None]] = []
         self._dirty: dict[Callable[[], None], None] = {}
@@ -206,8 +207,8 @@ class EngineClient:
         return told
 
     def give_up_when_hung(self) -> bool:
-        """After a minute without a step the engine is killed, as if it had died; whether that is so now."""
-        if self.ready is None or self._dead or self.step_age < GIVEN_UP_SECONDS:
+        """After a minute without a step, see HangWatch, the engine is killed, as if it had died; whether that is so now."""
+        if self.ready is None or self._dead or not self._hang.is_hung(self._last_step, time.monotonic()):
             return False
         reason = int(error_pb2.ERROR_REASON_AGENT_LOST)
         self.abandon(reason, f"the engine has not finished a step for {self.step_age:.0f} s and is given up")

@@ -206,7 +206,7 @@ async def test_an_engine_that_said_its_last_word_and_does_not_end_is_ended(rig: 
 async def test_a_hung_engine_is_given_up_after_a_minute(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rig.client.give_up_when_hung() and not rig.client.is_dead
     os.kill(rig.client.pid, signal.SIGSTOP)
-    monkeypatch.setattr("dragoman_agent.rpc.engine_client.GIVEN_UP_SECONDS", 0.0)
+    monkeypatch.setattr("dragoman_agent.rpc.hang_watch.GIVEN_UP_SECONDS", 0.0)
     assert rig.client.give_up_when_hung() and rig.client.is_dead
     assert "is given up" in rig.listener.deaths[0][1] and rig.client._process.returncode == -9
     assert not rig.client.give_up_when_hung()
