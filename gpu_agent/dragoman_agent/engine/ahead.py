@@ -40,7 +40,8 @@ class DeviceImport:
             importlib.import_module(f"dragoman_agent.device.{self.kind}")
         except Exception as error:  # told by `wait`, where it is known whether the device is the one to use
             self._error = error
-        self._imported.set()
+        finally:  # whatever it raised: native code has exceptions of its own, for which nobody may wait for good
+            self._imported.set()
         if self._error is None and "triton" in sys.modules:
             _prime_triton()
 

@@ -46,6 +46,20 @@ def test_a_broken_library_is_told_where_it_is_waited_for(monkeypatch: pytest.Mon
         DeviceImport("cuda").wait()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_an_import_that_ended_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NativePanic(BaseException):
+        pass
+
+    def panic(name: str) -> None:
+        raise NativePanic(name)
+
+    monkeypatch.setattr(importlib, "import_module", panic)
+    library = DeviceImport("cuda")
+    library._thread.join(60)
+    assert library._imported.is_set()
+
+
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(DeviceError, match="not one of cpu, cuda"):
         DeviceImport("os.path")
