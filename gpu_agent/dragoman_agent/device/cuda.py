@@ -348,6 +348,8 @@ class CudaDevice(CudaPrepare):
     def _padded_step(self, room: Room, step: CudaStep, views: Views, max_num_layers: int | None = None) -> torch.Tensor:
         """What the graph of `room` runs, logits and tokens of its sequences included; hidden states of all rows."""
         resolve_tokens(views["token_ids"], self._sampled_ids)
+        if max_num_layers is not None:  # the first layers run on fewer tokens than any step of the graph
+            step = replace(step, num_filled=0)
         hidden = self._forward(step, max_num_layers)
         if room.samples:
             logits = self._mixed_logits[: room.num_seqs]

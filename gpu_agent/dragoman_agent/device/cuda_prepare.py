@@ -162,5 +162,5 @@ class CudaPrepare(CudaBlocks):
         slot.take_over()  # its words are some step's, which may not have read them
         with self._runtime.on(self._stream):
             views = self._send(inputs, slot)
-        padded = inputs.padded_step(views, self._plan, self._inputs.block_tables)
+        padded = replace(inputs, room=room).padded_step(views, self._plan, self._inputs.block_tables)
         self._mixed_graphs.add(room, partial(self._padded_step, room, padded, views))

@@ -1,6 +1,7 @@
 """Steps with prompts by graphs and kernel by kernel, on the GPU backend's code under Triton's interpreter. Run by test_cuda_graphs.py.
 
-Prints the sizes that were replayed, the largest difference of log-probabilities, and how many tokens differ.
+Prints the sizes that were replayed, the largest difference of log-probabilities, how many tokens differ, and from which row on
+each graph writes zeros for attention.
 """
 
 from __future__ import annotations
@@ -12,27 +13,47 @@ from dataclasses import replace
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 
 import numpy as np
+import torch
 from tests.agent.device.conformance.host_runtime import InterpretedDevice
 from tests.agent.device.conformance.steps import NUM_TOP, Part, by_id, step_of
 from tests.agent.device.conformance.subjects import TinyModel, interpreted_subject
 
 from dragoman_agent.device.cuda_inputs import Room
+from dragoman_agent.device.cuda_ops import CudaStep
 from dragoman_agent.pal.plan import Plan
 
 SIZES = (4, 12, 20)
 ROUNDS = 6
+FULL = ((5, 1), (0, 14), (3, 7))  # tokens before and of a step that nearly fills the chunk
+
+filled: dict[int, set[int | None]] = {}
+
+
+class Watched(InterpretedDevice):
+    """Notes what it captures."""
+
+    def _forward(self, step: CudaStep, max_num_layers: int | None = None) -> torch.Tensor:
+        if step.prefill is not None and step.last_rows is None:
+            filled.setdefault(len(step.token_ids), set()).add(0 if max_num_layers else step.num_filled)
+            assert not max_num_layers or step.num_filled == 0, "the first layers run on two tokens"
+        return super()._forward(step, max_num_layers)
 
 
 def opened(plan: Plan) -> InterpretedDevice:
-    device = InterpretedDevice()
+    device = Watched()
     device.load(TinyModel(), plan, lambda _: None)
     return device
+
+
+def nan_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory that nobody has written to, at its worst."""
+    return torch.full_like(tensor, float("nan"))
 
 
 def main() -> None:
     """Sequences that come, are computed in random chunks beside each other, decode, and go."""
     plan = replace(interpreted_subject().plan, mixed_graph_tokens=(), chunk_graph=False)
-    by_kernel, by_graph = opened(plan), opened(replace(plan, mixed_graph_tokens=SIZES))
+    by_kernel, by_graph = opened(plan), opened(replace(plan, mixed_graph_tokens=SIZES, chunk_graph=True))
     replayed: list[int] = []
     replay = by_graph._mixed_graphs.replay
 
@@ -43,11 +64,14 @@ def main() -> None:
     by_graph._mixed_graphs.replay = counted  # type: ignore[method-assign, assignment]
     rng = np.random.default_rng(5)
     worst, different, total = 0.0, 0, 0
-    for _ in range(ROUNDS):
+    torch.empty_like = nan_like  # type: ignore[assignment]
+    for turn in range(ROUNDS + 1):
         parts = []
         blocks = iter(rng.permutation(np.arange(1, plan.num_blocks)).tolist())
-        for row in range(int(rng.integers(1, 4))):
+        for row in range(int(rng.integers(1, 4)) if turn < ROUNDS else len(FULL)):
             before, count = int(rng.integers(0, 24)), int(rng.integers(1, 6 if row else 14))
+            if turn == ROUNDS:
+                before, count = FULL[row]
             mine = [next(blocks) for _ in range(-(-(before + count) // plan.page_size))]
             parts.append((rng.integers(1, 60, before).tolist(), rng.integers(1, 60, count).tolist(), mine))
         parts.sort(key=lambda part: len(part[1]) > 1)  # those of one query come first
@@ -62,10 +86,12 @@ def main() -> None:
             result = device.submit(step).result()
             rows.append((result.token_ids.tolist(), [by_id(result, row) for row in range(len(parts))]))
         (ids, expected), (others, got) = rows
+        assert all(np.isfinite(row).all() for row in got)
         worst = max(worst, *(float(np.abs(a - b).max()) for a, b in zip(expected, got, strict=True)))
         different += sum(a != b for a, b in zip(ids, others, strict=True))
         total += len(ids)
-    print(json.dumps({"sizes": sorted(set(replayed)), "worst": worst, "different": different, "total": total}))
+    told = {"sizes": sorted(set(replayed)), "worst": worst, "different": different, "total": total}
+    print(json.dumps(told | {"filled": [[rows, max(known)] for rows, known in sorted(filled.items())]}))
 
 
 if __name__ == "__main__":
