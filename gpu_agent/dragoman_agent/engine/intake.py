@@ -95,7 +95,9 @@ def open_output(message: Start, sequence: Sequence, tokenizer: TextTokenizer) ->
 def deadline_message(request: Request, now: float) -> str:
     """What happened to a request whose time is over."""
     state = "while it waited" if request.started is None else f"after {request.num_sent_tokens} tokens"
+    seconds = now - request.arrived
+    spent = f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
     return (
-        f"the request's time was over {now - request.arrived:.1f} s after it came, {state}; "
+        f"the request's time was over {spent} after it came, {state}; "
         "allow more time, ask for fewer tokens, or send it to a less loaded agent"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -172,9 +173,10 @@ def _number(
     if not message.HasField(name):
         return default
     value = float(getattr(message, name))
-    if not math.isfinite(value) or value < low or value > high or (over_low and value == low):
+    least = _float32(low)  # as a client's own bound arrives
+    if not math.isfinite(value) or value < least or value > high or (over_low and value == least):
         span = f"over {low:g} and at most {high:g}" if over_low else f"{low:g} to {high:g}"
-        invalid(f"sampling.{name}", f"is {value:g}, must be {span}")
+        invalid(f"sampling.{name}", f"is {_digits(value)}, must be {span}")
     return value + 0.0  # -0.0 becomes 0.0
 
 
@@ -213,6 +215,16 @@ def _first(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 
+def _float32(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def _digits(value: float) -> str:
+    """A float32 in as few digits as tell it from every other, six at least: 1.0000001 is not 1."""
+    shorter = (f"{value:.{num_digits}g}" for num_digits in range(6, 9))
+    return next((digits for digits in shorter if _float32(float(digits)) == value), f"{value:.9g}")
+
+
 def _logit_bias(message: generation_service_pb2.SamplingParameters, vocab_size: int) -> dict[int, float]:
     if len(message.logit_bias) > MAX_NUM_LOGIT_BIAS:
         invalid(
@@ -223,7 +235,7 @@ def _logit_bias(message: generation_service_pb2.SamplingParameters, vocab_size: 
         if token_id >= vocab_size:
             invalid(param, f"names a token outside the vocabulary (0 to {vocab_size - 1})")
         if not math.isfinite(bias) or abs(bias) > 100.0:
-            invalid(param, f"is {bias:g}, must be -100 to 100")
+            invalid(param, f"is {_digits(bias)}, must be -100 to 100")
     return dict(message.logit_bias)
 
 

@@ -346,3 +346,5 @@ def test_a_deadline_counts_from_when_the_agent_got_the_request(lab: Any, start: 
     failed = engine.run(start("late", "ab", 3, received=97.5, deadline_seconds=2.0))[-1]
     assert isinstance(failed, Failed) and failed.reason == error_pb2.ERROR_REASON_DEADLINE_EXCEEDED
     assert isinstance(engine.run(start("in time", "ab", 3, received=97.5, deadline_seconds=3.0))[-1], Finished)
+    short = engine.run(start("short", "ab", 3, received=99.96, deadline_seconds=0.03))[-1]
+    assert isinstance(short, Failed) and "was over 40.0 ms after it came" in short.message

@@ -117,6 +117,20 @@ def test_b05_b07_sampling_out_of_range(fields: dict[str, object], param: str) ->
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("top_p", 1.0000001, "is 1.0000001, must be over 0 and at most 1"),
+        ("temperature", 2.1, "is 2.1, must be 0 to 2"),
+        ("repetition_penalty", 0.00999, "is 0.00999, must be 0.01 to 100"),
+        ("repetition_penalty", 3.4028235e38, "is 3.4028235e+38, must be 0.01 to 100"),
+        ("min_p", NAN, "is nan, must be 0 to 1"),
+    ],
+)
+def test_a_value_out_of_range_is_told_from_its_bound(name: str, value: float, told: str) -> None:
+    assert told in refused(lambda: build(sampling(**{name: value}))).message
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"num_prompt_logprobs": 21}, "sampling.num_prompt_logprobs"),
@@ -156,6 +170,9 @@ def test_edges_that_are_legal() -> None:
     assert math.copysign(1.0, start.sampling.temperature) == 1.0
     assert start.sampling.top_k == 0
     assert build(sampling(temperature=1e-30)).sampling.temperature > 0
+    # Both bounds are legal, though a float32 of 0.01 is less than 0.01.
+    assert build(sampling(repetition_penalty=0.01)).sampling.repetition_penalty == pytest.approx(0.01)
+    assert build(sampling(repetition_penalty=100.0)).sampling.repetition_penalty == 100.0
     assert build(sampling(logit_bias={299: -100.0})).sampling.logit_bias == {299: -100.0}
 
 
