@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dragoman_agent.pal.rates import Rates
 from dragoman_kernels.triton.launches import (
     MAX_NUM_REGISTERS,
+    MAX_PLAIN_WARPS,
     DecodeLaunch,
     PrefillLaunch,
     Resources,
@@ -116,7 +117,9 @@ def prefill_seconds(rates: Rates, shape: AttentionShape, launch: PrefillLaunch, 
     per_cycle = rates.matmul_rate / (rates.num_multiprocessors * rates.clock_hertz)
     product = max(4 * m * n * dim / per_cycle, _operand_cycles(rates, launch, dim))
     softmax = m * n * (1 / _EXP_PER_CYCLE + _SOFTMAX_OPERATIONS / _FLOAT_PER_CYCLE) + m * dim / _FLOAT_PER_CYCLE
-    issue = spilling * (product + softmax - min(product, softmax) * (1 - 1 / num_resident))
+    # One block's weights are made while another's products run, and a group's with roles for warps while another group's do.
+    num_apart = num_resident * (m // 64 if launch.num_warps > MAX_PLAIN_WARPS else 1)
+    issue = spilling * (product + softmax - min(product, softmax) * (1 - 1 / num_apart))
     chain = _MMA_CYCLES * (dim / 16 + n / 16) + _softmax_cycles(launch.num_warps)
     longest = -(-context // n)
     seconds = max(

@@ -11,14 +11,18 @@ from dragoman_agent.pal.kernel_calls import KernelCall
 from dragoman_agent.pal.limits import PlanError, profile_inputs
 from dragoman_agent.pal.plan import PrefillAttention
 from dragoman_agent.pal.planner_attention import INPUTS, Maker, launch_of, no_launch
-from dragoman_kernels.triton.launches import PREFILL_LAUNCHES, TMA_PREFILL_LAUNCHES, WS_PREFILL_LAUNCHES
+from dragoman_kernels.triton.launches import PREFILL_LAUNCHES, TMA_PREFILL_LAUNCHES, WS_PREFILL_LAUNCHES, PrefillLaunch
 
 _TELLS_APART = 0.05  # what is predicted within it goes by the order of the table
+# By head size: the quickest on an H200 of fifteen forms over prompts of 512 to 8,192 tokens, or next to it, for cards of its compute
+# capability that were not timed themselves (benchmarks/NOTES.md, "Prompts").
+_KNOWN_CAPABILITY = 9
+_KNOWN = {128: PrefillLaunch(128, 64, 12, 4, tma=True), 64: PrefillLaunch(64, 64, 4, 5, tma=True)}
 
 
 def choose_prefill(maker: Maker, page_size: int, off: str | None) -> tuple[PrefillAttention, Decision]:
     """The quickest launch for a prompt of usual length and, where that was timed, a part of a long one: of those by tensor
-    descriptors only what was timed.
+    descriptors only what was timed, here or on a card with the same instructions.
     """
     if off:
         fixed = pal_off.PREFILL_ATTENTION
@@ -29,6 +33,8 @@ def choose_prefill(maker: Maker, page_size: int, off: str | None) -> tuple[Prefi
     points = prefill_points(maker.model.max_context_tokens)
     judged = _timed_prefill(maker, page_size, options, points) or _timed_prefill(maker, page_size, options, points[:1])
     timed = bool(judged)
+    if not timed and (known := _known(maker, options)) is not None:
+        return _untimed(maker, page_size, known, options, points[0])
     if not timed:
         judged = {
             option: [maker.times.seconds(_prefill_call(maker, page_size, option, points[0]))]
@@ -55,6 +61,35 @@ def choose_prefill(maker: Maker, page_size: int, off: str | None) -> tuple[Prefi
     return chosen, Decision(
         "prefill-attention", _prefill_word(chosen), reason, inputs, candidates, shortest[0], unit="s"
     )
+
+
+def _known(maker: Maker, options: Sequence[PrefillAttention]) -> PrefillAttention | None:
+    """Of `options` the one that was the quickest on a card with this one's instructions."""
+    launch = _KNOWN.get(maker.model.head_dim) if maker.times.rates.capability[0] == _KNOWN_CAPABILITY else None
+    return next((option for option in options if launch_of(option) == launch), None)
+
+
+def _untimed(
+    maker: Maker,
+    page_size: int,
+    chosen: PrefillAttention,
+    options: Sequence[PrefillAttention],
+    point: tuple[int, int],
+) -> tuple[PrefillAttention, Decision]:
+    """The choice of `chosen`, beside which nothing can be told of those by tensor descriptors."""
+    predicted = {option: maker.times.seconds(_prefill_call(maker, page_size, option, point)) for option in options}
+    candidates = tuple(
+        Candidate(_prefill_word(option), each, "" if option == chosen else "slower on an H200")
+        for option, each in predicted.items()
+        if option == chosen or not option.tma
+    )
+    reason = (
+        f"the quickest on an H200 for heads of {maker.model.head_dim}, whose instructions this card has; nothing was timed here, "
+        "which --tune now does"
+    )
+    inputs = profile_inputs(maker.profile, "compute.matmul_bfloat16", *INPUTS)
+    word = _prefill_word(chosen)
+    return chosen, Decision("prefill-attention", word, reason, inputs, candidates, predicted[chosen], unit="s")
 
 
 def _prefill_call(maker: Maker, page_size: int, option: PrefillAttention, point: tuple[int, int]) -> KernelCall:

@@ -56,8 +56,21 @@ def of_prefill(cases: list[TuningCase]) -> list[PrefillAttention]:
     return [case.config for case in cases if isinstance(case.config, PrefillAttention)]
 
 
-def test_untimed_it_is_never_taken(card: Card, shapes: Shapes) -> None:
-    plan, decisions = plan_for(card(), shapes(MODEL), Limits(), Switches())
+def test_untimed_a_card_with_an_h200s_instructions_takes_what_was_the_quickest_there(
+    card: Card, shapes: Shapes
+) -> None:
+    for model, taken in (("qwen3-8b", (128, 64, 12, 4)), ("llama-3.2-1b", (64, 64, 4, 5))):
+        plan, decisions = plan_for(card(), shapes(model), Limits(), Switches())
+        assert plan.prefill_attention == PrefillAttention("paged", *taken, tma=True)
+        (decision,) = (each for each in decisions if each.subject == "prefill-attention")
+        assert "quickest on an H200" in decision.reason and "--tune now" in decision.reason
+        assert len(decision.candidates) > 1
+        eight, _ = plan_for(card(), shapes(model), Limits(kv_dtype="fp8"), Switches())
+        assert eight.prefill_attention is not None and not eight.prefill_attention.tma
+
+
+def test_untimed_no_other_card_takes_it(card: Card, shapes: Shapes) -> None:
+    plan, decisions = plan_for(card({"compute.capability": "10.0"}), shapes(MODEL), Limits(), Switches())
     assert plan.prefill_attention is not None and not plan.prefill_attention.tma
     (decision,) = (each for each in decisions if each.subject == "prefill-attention")
     assert not any(candidate.name.endswith("-tma") for candidate in decision.candidates)
