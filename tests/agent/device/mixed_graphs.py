@@ -26,7 +26,7 @@ SIZES = (4, 12, 20)
 ROUNDS = 6
 FULL = ((5, 1), (0, 14), (3, 7))  # tokens before and of a step that nearly fills the chunk
 
-filled: dict[int, set[int | None]] = {}
+filled: dict[int, int] = {}  # by rows of a graph
 
 
 class Watched(InterpretedDevice):
@@ -34,8 +34,10 @@ class Watched(InterpretedDevice):
 
     def _forward(self, step: CudaStep, max_num_layers: int | None = None) -> torch.Tensor:
         if step.prefill is not None and step.last_rows is None:
-            filled.setdefault(len(step.token_ids), set()).add(0 if max_num_layers else step.num_filled)
-            assert not max_num_layers or step.num_filled == 0, "the first layers run on two tokens"
+            assert step.num_filled is not None and (max_num_layers is None or not step.num_filled), (
+                "it runs on two tokens"
+            )
+            filled[len(step.token_ids)] = step.num_filled
         return super()._forward(step, max_num_layers)
 
 
@@ -91,7 +93,7 @@ def main() -> None:
         different += sum(a != b for a, b in zip(ids, others, strict=True))
         total += len(ids)
     told = {"sizes": sorted(set(replayed)), "worst": worst, "different": different, "total": total}
-    print(json.dumps(told | {"filled": [[rows, max(known)] for rows, known in sorted(filled.items())]}))
+    print(json.dumps(told | {"filled": sorted(filled.items())}))
 
 
 if __name__ == "__main__":
