@@ -298,13 +298,16 @@ class Agent:
 
     async def _watch_health(self) -> None:
         """Liveness and readiness follow the step age: a process that answers and does not step is not healthy."""
-        was_serving = False
+        was_serving: bool | None = None  # None until the engine is ready
         while True:
             await asyncio.sleep(HEALTH_SECONDS)
             stepping = self._engine.is_serving
             if was_serving and not stepping:
                 logger.error("no engine step for %.1f s: not serving", self._engine.step_age)
-            was_serving = stepping
+            if stepping and was_serving is False:
+                logger.warning("the engine steps again: serving")
+            if stepping or was_serving:
+                was_serving = stepping
             if told := self._engine.let_go_when_wedged(self._gate.tell_lost):
                 logger.error("the engine is wedged: %d requests were told to resume elsewhere", told)
             if self._engine.give_up_when_hung():

@@ -270,6 +270,10 @@ async def test_wedged_engine_is_not_serving_and_recovers(start_agent: StartAgent
             await asyncio.sleep(0.05)
             assert time.monotonic() - begun < 12
         assert (await generate(channel, request()))[-1].HasField("finished")
+    agent.signal(signal.SIGINT)
+    agent.wait_exit(10)
+    log = "".join(agent.log)
+    assert 0 < log.find(": not serving") < log.find("the engine steps again: serving"), log
 
 
 def test_killed_agent_leaves_nothing_behind(start_agent: StartAgent, tmp_path: Path) -> None:
