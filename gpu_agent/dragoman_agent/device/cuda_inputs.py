@@ -119,8 +119,8 @@ class MixedInputs:
 def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Room] = ()) -> MixedInputs:
     """The words of `batch` as `ops` run it by `plan`: padded for the first of `rooms` that holds it."""
     num_queries = np.diff(batch.query_starts)
-    others = np.flatnonzero(num_queries > 1)
-    num_decodes = int(others[0]) if len(others) else len(num_queries)
+    prompts = np.flatnonzero(num_queries > 1)
+    num_decodes = int(prompts[0]) if len(prompts) else len(num_queries)
     lens = batch.context_lens[num_decodes:]
     starts = batch.query_starts[num_decodes:] - num_decodes
     width = -(-int(batch.context_lens.max()) // plan.page_size)
@@ -132,7 +132,7 @@ def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Roo
         "temperatures": sampling.temperatures,
         "sampled": ends[batch.sample_seqs].astype(np.int32),
     }
-    others = np.concatenate((ends[batch.pool_seqs], batch.score_rows)).astype(np.int32)
+    others: Int32Array = np.concatenate((ends[batch.pool_seqs], batch.score_rows)).astype(np.int32)
     tables = np.ascontiguousarray(batch.block_tables[:, :width]).ravel()
     if rooms and len(batch.token_ids) <= rooms[-1].num_tokens:
         work = prefill_work_list(starts, lens, ops.queries_an_item)
