@@ -92,12 +92,12 @@ class EngineProcess:
 
         threading.Thread(target=wait, name="engine-watch", daemon=True).start()
 
-    def kill(self) -> None:
-        """End it at once and release everything. Safe to call twice."""
+    def kill(self, patience_seconds: float = _KILLED_SECONDS) -> None:
+        """End it at once and release everything; wait so long for its end, which a driver may hold up. Safe to call twice."""
         if self._process.poll() is None:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that holds it up is not waited for
-                self._process.wait(_KILLED_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience_seconds)
         self._close_stdin()
         if self._listener is not None:
             self._listener.close()

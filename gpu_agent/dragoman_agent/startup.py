@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NULL_NUM_SEQS = 256
 _TORCH_KINDS = ("cuda", "hip", "xpu")  # whose libraries take seconds to import and hundreds of megabytes
+_GONE_SECONDS = 5.0  # until a killed engine's memory on its device is free, which the next start measures
 # There with a driver that has a card: to look is free, to ask the driver is not.
 _DRIVER_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd",)}
 
@@ -65,7 +66,7 @@ class EarlyEngine:
     def stop(self) -> None:
         """End the process; `configure` spawns another. Safe to call twice."""
         if self._process is not None:
-            self._process.kill()
+            self._process.kill(_GONE_SECONDS)
             self._process = None
 
     def configure(self, config: EngineConfig) -> EngineProcess:
@@ -80,7 +81,7 @@ class EarlyEngine:
 
 @contextmanager
 def prepare(settings: AgentSettings) -> Iterator[Prepared]:
-    """Spawn, open, choose and plan. The engine process is gone when the block is left. Raises StartupError."""
+    """Spawn, open, choose and plan. The engine process is gone when the block is left, unless a driver holds it up. Raises StartupError."""
     early = EarlyEngine(likely_kind(settings.device))
     try:
         source, pal = _plan(settings, early)

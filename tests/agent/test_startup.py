@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,27 @@ def early(kind: str) -> Iterator[EarlyEngine]:
         yield engine
     finally:
         engine.stop()
+
+
+def test_the_end_of_a_killed_engine_is_waited_for_but_not_between_two_messages() -> None:
+    """Its memory on the device is free only then. A loop that serves others does not stand still for it."""
+    with early("null") as engine:
+        process = engine._process
+        assert process is not None
+        real, ended = process._process.wait, list[int]()
+
+        def wait(timeout: float) -> int:
+            if timeout < 1.0:  # that long it takes to end
+                raise subprocess.TimeoutExpired("engine", timeout)
+            ended.append(real(timeout))
+            return ended[-1]
+
+        process._process.wait = wait  # type: ignore[method-assign, assignment]
+        process._process.poll = lambda: None  # type: ignore[method-assign] # nobody has noticed
+        process.kill()
+        assert not ended
+        engine.stop()
+        assert ended == [-signal.SIGKILL]
 
 
 def becomes_ready(process: EngineProcess) -> Ready:
