@@ -303,7 +303,7 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int)
     return Sizes(
         weights=2 * model.num_parameters,
         graphs=graph_bytes(model, chosen.graphs)
-        + mixed_graph_bytes(model, chosen.mixed_graphs.captured, chosen.num_seqs),
+        + mixed_graph_bytes(model, chosen.mixed_graphs.captured, chosen.num_seqs, chosen.library),
         workspace=workspace + copies,
         context=context_bytes(times.rates),
     )

@@ -55,12 +55,16 @@ def choose_mixed_graphs(
     handover = step_cost.handover_seconds(shape.times.rates, model)
     seconds = {size: mixed_graph_seconds(shape, prefill, size) for size in _SIZES if size <= chunk}
     apart = _far_apart({size: step for size, step in seconds.items() if step <= _CERTAIN * handover})
-    memory = [mixed_graph_bytes(model, apart[:nth], max_num_seqs) for nth in range(len(apart) + 1)]
+
+    def taken(tokens: Sequence[int]) -> int:
+        return mixed_graph_bytes(model, tokens, max_num_seqs, library)
+
+    memory = [taken(apart[:nth]) for nth in range(len(apart) + 1)]
     sizes = tuple(size for nth, size in enumerate(apart, 1) if memory[nth] <= _KV_SHARE * kv_bytes)
     fills = None
     if chunk not in sizes:
         full = mixed_graph_seconds(shape, prefill, chunk, library)
-        has_room = mixed_graph_bytes(model, (*sizes, chunk), max_num_seqs) <= _KV_SHARE * kv_bytes
+        has_room = taken((*sizes, chunk)) <= _KV_SHARE * kv_bytes
         fills = chunk if has_room and handover >= _WORTH_A_CHUNK * full else None
     chosen = MixedGraphs(sizes, fills)
 
@@ -83,7 +87,7 @@ def choose_mixed_graphs(
     if fills is not None:
         reason += f"; steps of {fills:,} tokens, which fill the chunk, spare the host that work"
     if chosen.captured:
-        reason += f" ({mixed_graph_bytes(model, chosen.captured, max_num_seqs) / (1 << 20):.0f} MiB)"
+        reason += f" ({taken(chosen.captured) / (1 << 20):.0f} MiB)"
     names = ("scheduling.host_launch", "memory.read_bandwidth", "scheduling.phase", "memory.free")
     timed = mixed_timed(sizes)
     words = ", ".join(map(str, chosen.captured)) or "none"
@@ -108,11 +112,15 @@ def mixed_graph_seconds(
     return step + 2 * model.num_layers * times.rates.phase_seconds
 
 
-def mixed_graph_bytes(model: ModelConfig, tokens: Sequence[int], max_num_seqs: int) -> int:
+def mixed_graph_bytes(
+    model: ModelConfig, tokens: Sequence[int], max_num_seqs: int, library: LibraryPrefill | None = None
+) -> int:
     """Nodes of all graphs for steps of `tokens`, the hidden states that each one writes anew, activations of the largest,
-    and logits of a full batch, which they share.
+    and logits of a full batch, which they share. Those that a library attends are there again for steps that it cannot run.
     """
     graphs = mixed_graph_sizes(tokens, max_num_seqs)
+    if library is not None:
+        graphs += [(num, seqs) for num, seqs in graphs if num >= library.min_tokens]
     nodes = len(graphs) * step_cost.num_kernels(model, is_split=True) * GRAPH_NODE_BYTES
     hidden = 2 * sum(num for num, _ in graphs) * model.hidden_size
     logits = 2 * model.vocab_size * max_num_seqs if tokens else 0

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dragoman_agent.device.cuda_inputs import Room
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.decisions import Decision
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import LibraryPrefill, Plan
 from dragoman_agent.pal.planner import Limits, Switches, plan_for
+from dragoman_agent.pal.planner_batch import GRAPH_NODE_BYTES
 from dragoman_agent.pal.planner_mixed import mixed_graph_bytes
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
@@ -79,6 +84,19 @@ def test_a_full_step_has_a_graph_unless_its_memory_is_worth_more_as_kv(card: Car
     whole = mixed_graph_bytes(model, plan.captured_tokens, plan.max_num_seqs)
     assert whole - mixed_graph_bytes(model, plan.mixed_graph_tokens, plan.max_num_seqs) > plan.max_batch_tokens * 1024
     assert whole < {line.name: line.size_bytes for line in plan.memory}["graphs"]
+
+
+def test_a_graph_that_is_there_for_the_library_and_for_us_is_paid_for_twice(card: Card, shapes: Shapes) -> None:
+    model = shapes("qwen3-0.6b")
+    plan, _ = planned(card(), model)
+    library = LibraryPrefill("cudnn", plan.captured_tokens[-2], 16)
+    ops: Any = SimpleNamespace(library=object(), queries_an_item=64)
+    theirs = [room for room in Room.all_of(replace(plan, library_prefill=library), ops) if not room.is_ours]
+    assert len(theirs) == 4, "two sizes, each for few sequences and for many"
+    each = step_cost.num_kernels(model, is_split=True) * GRAPH_NODE_BYTES
+    expected = sum(each + 2 * room.num_tokens * model.hidden_size for room in theirs)
+    with_library = mixed_graph_bytes(model, plan.captured_tokens, plan.max_num_seqs, library)
+    assert with_library - mixed_graph_bytes(model, plan.captured_tokens, plan.max_num_seqs) == expected
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
