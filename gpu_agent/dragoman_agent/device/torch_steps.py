@@ -100,8 +100,8 @@ class TorchStepHandle:
         sampled: Sampled | None = None,
         finish: Callable[[SamplingBatch], Sampled | None] | None = None,
     ) -> None:
-        """`errors`: what torch raises when the device fails. `sampled`: by torch, of a step whose results come;
-        `finish` samples and lets them come where the sampling follows.
+        """`errors`: what torch raises when the device fails. `sampled`: with the logprobs that are asked for, of a step
+        whose results come; `finish` samples and lets them come where the sampling follows.
         """
         self._slot, self._errors, self._num_rows = slot, errors, num_rows
         self._pooled, self._scores = pooled, scores
