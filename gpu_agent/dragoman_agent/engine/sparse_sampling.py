@@ -24,13 +24,13 @@ class SparseSampling:
         return bool(self._rows)
 
     def load(self, sequence: Sequence) -> None:
-        """The row of `sequence` is its own from now on."""
+        """The row of `sequence` is its own from now on. Said again for each part of its prompt, which changes nothing."""
         row = sequence.row
         self._is_sparse[row] = is_sparse = _is_sparse(sequence)
-        if is_sparse:
-            self._rows[row] = _SparseRow(sequence)
-        else:
+        if not is_sparse:
             self._rows.pop(row, None)
+        elif row not in self._rows or self._rows[row].sequence is not sequence:
+            self._rows[row] = _SparseRow(sequence)
 
     def add(self, batch: SamplingBatch, rows: npt.NDArray[np.intp], wanted: list[bool] | None = None) -> None:
         """Add to `batch` what `rows` have. Rows that are not `wanted` have lost their sequence: what they draw is dropped."""

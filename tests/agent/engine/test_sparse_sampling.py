@@ -56,6 +56,19 @@ def test_what_stays_is_made_once(start: Any) -> None:
     assert not one.penalties and not one.banned and not len(one.masked_rows)
 
 
+def test_a_prompt_in_parts_makes_them_once_too(start: Any) -> None:
+    sparse = SparseSampling(4, 256)
+    sequence = sequence_of(start, 0, [9], frequency_penalty=0.5)
+    sparse.load(sequence)
+    before = added(sparse).penalties[1]
+    sequence.token_ids.append(8)
+    sparse.load(sequence)
+    part = added(sparse).penalties[1]
+    assert part.prompt_ids is before.prompt_ids and part.output_ids.tolist() == [9, 8]
+    sparse.load(sequence_of(start, 0, [3], frequency_penalty=0.5))
+    assert added(sparse).penalties[1].output_ids.tolist() == [3], "the row is another's"
+
+
 def test_bans_follow_the_text(start: Any) -> None:
     sparse = SparseSampling(4, 256)
     sequence = sequence_of(start, 0, [], masked_until_min=[11], min_output_tokens=2, bad_word_ids=[[4], [20, 21]])
