@@ -31,6 +31,9 @@ elif [ "$group" = tiers ]; then
 elif [ "$group" = rows ]; then
   LIMIT=150 run python3 -m benchmarks.row_kernels_gpu
   LIMIT=60 run python3 -m benchmarks.submit_gpu
+  LIMIT=60 run python3 -m benchmarks.sampling_gpu --kernels
+  LIMIT=90 run python3 -m benchmarks.prefill_kernels_gpu
+  LIMIT=90 run python3 -m benchmarks.step_kernels_gpu "${models%% *}"
 elif [ "$group" = start ]; then
   run python3 -m benchmarks.start_gpu qwen3-0.6b --out "$work/start.json"
 elif [ "$group" = pal ]; then
