@@ -25,6 +25,7 @@ MAX_NUM_LOGIT_BIAS = 4096
 MAX_NUM_STOP_TOKEN_IDS = 1024
 MAX_CACHE_SALT_CHARS = 256
 MAX_DEADLINE_SECONDS = 30 * 86400.0
+CALL_GRACE_SECONDS = 0.1  # a call ends at its deadline with gRPC's own status, which the engine must not forestall
 DEFAULT_CREDIT = 256
 # Tighter values overflow float32 logits; looser ones change nothing any more.
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
@@ -297,7 +298,7 @@ def _deadline(
     if grant.deadline_seconds is not None:
         limits.append(grant.deadline_seconds)
     if call_seconds_left is not None and call_seconds_left < MAX_DEADLINE_SECONDS:
-        limits.append(call_seconds_left)
+        limits.append(call_seconds_left + CALL_GRACE_SECONDS)
     return min(limits) if limits else None
 
 

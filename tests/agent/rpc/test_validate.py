@@ -240,7 +240,7 @@ def test_deadline_is_the_least_of_all() -> None:
     request.deadline.FromMilliseconds(2500)
     assert build(request).deadline_seconds == 2.5
     assert build(request, grant=Grant(deadline_seconds=2.0), call_seconds_left=9.0).deadline_seconds == 2.0
-    assert build(request, call_seconds_left=1.0).deadline_seconds == 1.0
+    assert build(request, call_seconds_left=1.0).deadline_seconds == 1.1, "the call's own status comes first"
     assert build(call_seconds_left=9e18).deadline_seconds is None
 
 
