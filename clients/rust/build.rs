@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../protos");
+    // Asked when it runs: a script that was built for another place of the sources is not built anew for this one.
+    let root = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../protos");
     let folder = root.join("dragoman/v1");
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut files: Vec<PathBuf> = Vec::new();
