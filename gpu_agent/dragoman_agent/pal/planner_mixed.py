@@ -62,8 +62,8 @@ def choose_mixed_graphs(
     memory = [taken(apart[:nth]) for nth in range(len(apart) + 1)]
     sizes = tuple(size for nth, size in enumerate(apart, 1) if memory[nth] <= _KV_SHARE * kv_bytes)
     fills = None
+    full = mixed_graph_seconds(shape, prefill, chunk, library)
     if chunk not in sizes:
-        full = mixed_graph_seconds(shape, prefill, chunk, library)
         has_room = taken((*sizes, chunk)) <= _KV_SHARE * kv_bytes
         fills = chunk if has_room and handover >= _WORTH_A_CHUNK * full else None
     chosen = MixedGraphs(sizes, fills)
@@ -76,7 +76,8 @@ def choose_mixed_graphs(
         )
 
     candidates = tuple(
-        Candidate(f"{size}", step, "" if size in sizes else why_not(size, step)) for size, step in seconds.items()
+        Candidate(f"{size}", step, "" if size in chosen.captured else why_not(size, step))
+        for size, step in {**seconds, chunk: full}.items()
     )
     reason = (
         f"the host takes {1e3 * handover:.1f} ms to hand a step over kernel by kernel; up to {sizes[-1]:,} tokens the device "
