@@ -192,13 +192,18 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
     ):
         yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, context)
     if times.rates.capability >= LIBRARY_CAPABILITY and options and not plan.deterministic:
-        # The first of each kind by tensor descriptors, those with roles for warps and those without.
-        of_a_kind = {option.num_warps > MAX_PLAIN_WARPS: option for option in reversed(by_descriptors)}.values()
-        own = [options[0], *([plan.prefill_attention] if plan.prefill_attention else []), *of_a_kind]
+        # The chosen one, and of each other kind the first: by pointers, by tensor descriptors, with roles for warps.
+        planned = [plan.prefill_attention] if plan.prefill_attention else []
+        own = {_kind_of(option): option for option in (*by_descriptors[::-1], options[0], *planned)}.values()
         for tokens, context in library_points(plan.max_context_tokens):
             yield step_cost.library_prefill_call(model, plan.page_size, tokens, context)
             for launch in own:
                 yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, context)
+
+
+def _kind_of(option: PrefillAttention) -> tuple[bool, bool]:
+    """By tensor descriptors, and with roles for warps."""
+    return option.tma, option.num_warps > MAX_PLAIN_WARPS
 
 
 def library_points(max_context_tokens: int) -> list[tuple[int, int]]:

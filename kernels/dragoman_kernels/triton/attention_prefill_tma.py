@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from dragoman_kernels.triton.launches import MAX_PLAIN_WARPS, PrefillLaunch, tma_max_registers
+from dragoman_kernels.triton.launches import MAX_PLAIN_WARPS
 
 _PART_N = 32  # keys of a tile at the end of a context
 _INTERPRETED = triton.knobs.runtime.interpret
@@ -174,5 +174,4 @@ def prefill_by_descriptors(
         query_starts, context_lens, work_list, out, scale, block_tables.stride(0),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n,
         PART_N=min(_PART_N, block_n), NUM_STAGES=num_stages, num_warps=num_warps,
-        maxnreg=tma_max_registers(PrefillLaunch(block_m, block_n, num_warps, num_stages, tma=True), head_dim),
     )  # fmt: skip

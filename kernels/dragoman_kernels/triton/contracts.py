@@ -131,7 +131,7 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
     "triton.prefill_tma": (
         "attention_prefill_tma", "prefill_by_descriptors",
         _contract("compute", "num_tokens num_heads num_kv_heads head_dim num_context_tokens num_query_context",
-                  _prefill_bytes, _prefill_flops, 255, spill_bytes=8 * _SPILL),
+                  _prefill_bytes, _prefill_flops, 168),
     ),
     "triton.prefill_ws": (
         "attention_prefill_ws", "prefill_with_roles",

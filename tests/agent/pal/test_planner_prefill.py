@@ -78,9 +78,9 @@ def test_untimed_no_other_card_takes_it(card: Card, shapes: Shapes) -> None:
 
 
 def test_timed_quicker_it_is_taken_and_said(planned: Planner) -> None:
-    plan, decision = planned(lambda one, context: 0.8 if one.tma and one.num_stages == 2 else 1.0)
-    assert plan.prefill_attention == PrefillAttention("paged", 128, 64, 4, 2, tma=True)
-    assert decision.chosen == "m128-n64-w4-g2-tma"
+    plan, decision = planned(lambda one, context: 0.8 if one.tma and one.num_stages == 5 else 1.0)
+    assert plan.prefill_attention == PrefillAttention("paged", 64, 64, 4, 5, tma=True)
+    assert decision.chosen == "m64-n64-w4-g5-tma"
     assert decision.reason == (
         "the shortest for a prompt of 1024 tokens and the last 2048 of 8192, measured on the device"
     )
