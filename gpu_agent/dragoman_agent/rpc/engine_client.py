@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dragoman.errors import DragomanError
 from dragoman.v1 import error_pb2
@@ -36,11 +36,14 @@ from dragoman_agent.engine.messages import (
     Warmed,
 )
 from dragoman_agent.engine_process import EngineProcess
+from dragoman_agent.rpc.engine_exchanges import Command, EngineExchanges
 from dragoman_agent.rpc.hang_watch import HangWatch
 from dragoman_agent.rpc.live_table import NOWHERE, Event, EventSink, Live, LiveTable, OnEnd
 from dragoman_text import TextTokenizer
 
 __all__ = ["EngineClient", "EngineListener", "Event", "EventSink"]
+
+T = TypeVar("T", BlocksExported, BlocksImported)
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +103,7 @@ class EngineClient:
         self._idle: asyncio.Future[None] | None = None
         self._step_listeners: list[Callable[[Step], None]] = []
         self._dirty: dict[Callable[[], None], None] = {}
-        self._exchanges: dict[str, asyncio.Future[BlocksExported | BlocksImported]] = {}
+        self._exchanges = EngineExchanges(self._send)
         self.on_blocks_used: Callable[[str], None] = lambda exchange_id: None
         self.on_tiers: Callable[[TierReport], None] = lambda report: None
         self.ready: Ready | None = None
@@ -216,38 +219,22 @@ class EngineClient:
 
     async def export_blocks(self, command: ExportBlocks) -> BlocksExported:
         """Cached blocks, read between two steps. Raises AGENT_LOST when the engine is gone."""
-        answer = await self._exchange(command)
-        assert isinstance(answer, BlocksExported)
-        return answer
+        return await self._exchange(command, BlocksExported)
 
     async def import_blocks(self, command: ImportBlocks) -> BlocksImported:
         """Enter blocks into the cache, between two steps. Raises AGENT_LOST when the engine is gone."""
-        answer = await self._exchange(command)
-        assert isinstance(answer, BlocksImported)
-        return answer
+        return await self._exchange(command, BlocksImported)
 
     async def bring_blocks(self, command: BringBlocks) -> BlocksImported:
         """Bring a prefix up from the tiers below the device. Raises AGENT_LOST when the engine is gone."""
-        answer = await self._exchange(command)
-        assert isinstance(answer, BlocksImported)
-        return answer
+        return await self._exchange(command, BlocksImported)
 
-    async def _exchange(self, command: ExportBlocks | ImportBlocks | BringBlocks) -> BlocksExported | BlocksImported:
+    async def _exchange(self, command: Command, kind: type[T]) -> T:
         if not self.is_serving:
             raise DragomanError(error_pb2.ERROR_REASON_AGENT_LOST, "the engine is not serving; ask another agent")
-        future: asyncio.Future[BlocksExported | BlocksImported] = asyncio.get_running_loop().create_future()
-        assert command.exchange_id not in self._exchanges, "an exchange has one command at a time"
-        self._exchanges[command.exchange_id] = future
-        try:
-            self._send(command)
-            return await future
-        finally:
-            self._exchanges.pop(command.exchange_id, None)
-
-    def _answer_exchange(self, answer: BlocksExported | BlocksImported) -> None:
-        future = self._exchanges.get(answer.exchange_id)
-        if future is not None and not future.done():
-            future.set_result(answer)
+        answer = await self._exchanges.ask(command)
+        assert isinstance(answer, kind)
+        return answer
 
     def grant(self, request_id: str, until: int) -> None:
         """Let the engine send tokens below cursor `until`."""
@@ -324,7 +311,7 @@ class EngineClient:
                     # It ends by itself, unless a device that has failed holds it up.
                     asyncio.get_running_loop().call_later(_FATAL_SECONDS, self._die)
                 case BlocksExported() | BlocksImported():
-                    self._answer_exchange(message)
+                    self._exchanges.take(message)
                 case BlocksUsed():
                     self.on_blocks_used(message.exchange_id)
                 case TierReport():
@@ -369,9 +356,7 @@ class EngineClient:
             return
         self._dead = True
         reason, message = self._cause_of_death()
-        for future in self._exchanges.values():
-            if not future.done():
-                future.set_exception(DragomanError(reason, message))  # type: ignore[arg-type]
+        self._exchanges.fail(lambda: DragomanError(reason, message))  # type: ignore[arg-type]
         self._table.fail_all(reason, message)
         self._end_of_batch()
         self._process.kill()
