@@ -272,14 +272,9 @@ class CudaDevice(CudaPrepare):
         rows = max(size, self._plan.min_gemm_rows)
         inputs.unpack(self._packed, self._sampled_ids, rows)
         part = DecodePart(inputs.block_tables[:size], inputs.context_lens[:size], self._plan.decode_for(size))
+        num_filled = size if rows > size else None
         step = CudaStep(
-            inputs.token_ids[:rows],
-            None,
-            inputs.positions[:rows],
-            inputs.slots[:rows],
-            part,
-            None,
-            size if rows > size else None,
+            inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None, num_filled
         )
         self._ops.dependent = dependent = size <= self._plan.dependent_max_batch
         try:
