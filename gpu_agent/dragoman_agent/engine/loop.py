@@ -26,6 +26,7 @@ from dragoman_agent.engine.messages import (
     Shutdown,
     Start,
     StartEmbed,
+    Step,
     Tune,
 )
 from dragoman_agent.engine.preparing import Preparing
@@ -49,13 +50,13 @@ class Connection:
         self._poll = select.poll()
         self._poll.register(stream, select.POLLIN)
         self.is_open = True
-        self.num_sent = 0  # frames
+        self.num_steps_sent = 0
         self.host_work = HostWork()  # who keeps account of the time; the core's own while it runs
 
     def send(self, message: FromEngine) -> None:
         """Write one frame; when the other end is gone, `is_open` says so."""
         begun = time.perf_counter()
-        self.num_sent += 1
+        self.num_steps_sent += isinstance(message, Step)
         try:
             self._stream.sendall(encode(message))
         except (BrokenPipeError, ConnectionResetError):
@@ -88,7 +89,7 @@ def run(connection: Connection, core: EngineCore, preparing: Preparing | None = 
 
     `preparing`: what the device left for after the start.
     """
-    last_frame = time.monotonic()
+    last_step = time.monotonic()  # when one was told: by these frames alone the other end knows that the engine lives
     timeout = 0.0
     exchanges: deque[ExportBlocks | ImportBlocks] = deque()
     connection.host_work = core.host_work
@@ -99,7 +100,7 @@ def run(connection: Connection, core: EngineCore, preparing: Preparing | None = 
         if messages and not _take_commands(connection, core, messages, exchanges):
             return True
         try:
-            num_sent = connection.num_sent
+            num_steps = connection.num_steps_sent
             if core.exchange is not None:
                 _exchange(connection, core, core.exchange, exchanges)
             ran = core.turn(connection.send)
@@ -107,10 +108,10 @@ def run(connection: Connection, core: EngineCore, preparing: Preparing | None = 
                 _tell_tiers(connection, core, core.tiers)
             if preparing is not None and not preparing.turn(connection.send, is_busy=ran or bool(exchanges)):
                 preparing = None
-            if connection.num_sent == num_sent and time.monotonic() - last_frame >= TICK_SECONDS:
+            if connection.num_steps_sent == num_steps and time.monotonic() - last_step >= TICK_SECONDS:
                 connection.send(core.tick())
-            if connection.num_sent > num_sent:
-                last_frame = time.monotonic()
+            if connection.num_steps_sent > num_steps:
+                last_step = time.monotonic()
         except DeviceError as error:
             logger.error("the device failed: %s", error)
             reason = error_pb2.ERROR_REASON_DEVICE_FAULT
@@ -124,7 +125,7 @@ def run(connection: Connection, core: EngineCore, preparing: Preparing | None = 
         elif core.requests:
             timeout = _WAITING_POLL_SECONDS
         else:
-            timeout = max(0.0, last_frame + TICK_SECONDS - time.monotonic())
+            timeout = max(0.0, last_step + TICK_SECONDS - time.monotonic())
     return True
 
 

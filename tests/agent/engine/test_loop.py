@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
+from tests.agent.engine.tiers_lab import HOST
 
 from dragoman.v1 import error_pb2
 from dragoman_agent.device.base import DeviceError, StepBatch, StepHandle
 from dragoman_agent.device.null import NullDevice
+from dragoman_agent.engine import loop
+from dragoman_agent.engine import tiers as tiers_module
 from dragoman_agent.engine.frames import FrameDecoder, encode
 from dragoman_agent.engine.loop import Connection, run
-from dragoman_agent.engine.messages import Credit, Failed, Fatal, Finished, Shutdown, Step
+from dragoman_agent.engine.messages import Credit, Failed, Fatal, Finished, Shutdown, Step, TierReport
 
 
 class Failing(NullDevice):
@@ -92,3 +96,24 @@ def test_it_ends_when_the_other_end_is_gone(lab: Any, start: Any, pair: Any) -> 
     ours.close()
     assert run(connection, lab().core) is True
     assert not connection.is_open
+
+
+def test_reports_of_a_host_tier_that_grows_do_not_take_the_place_of_ticks(
+    lab: Any, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinning tens of GB takes longer than an engine may be silent for: by its frames of steps alone it counts as alive."""
+    monkeypatch.setattr(loop, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(tiers_module, "REPORT_SECONDS", 0.01)
+    ours, connection = pair
+    core = lab(tiers=HOST).core
+    thread = threading.Thread(target=run, args=(connection, core))
+    thread.start()
+    for _ in range(60):
+        core.tiers.lower.host.index.capacity += 1
+        ours.sendall(encode(Credit("nobody", 5)))  # wakes the loop, as copies and other reports do
+        time.sleep(0.02)
+    ours.sendall(encode(Shutdown()))
+    thread.join(5)
+    kinds = [type(message) for message in read_all(ours)]
+    assert kinds.count(TierReport) > 20, "the reports are what this is about"
+    assert kinds.count(Step) >= 6
