@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dragoman_agent.pal.words import quantity
+from dragoman_agent.pal.words import is_bound, quantity
 from dragoman_cli.console import make_console
 from dragoman_cli.failure import require_extras
 from dragoman_cli.process import log_to_stderr
@@ -124,7 +124,7 @@ def _shown(value: Any) -> tuple[str, str]:
             return ", ".join(f"{label}: {text}" if label else text for label, text in parts), ""
         case _:
             shown, _, unit = _quantity(value.value, value.unit).partition(" ")
-            return shown, unit
+            return f"<= {shown}" if is_bound(value) else shown, unit
 
 
 def _quantity(value: float, unit: str) -> str:

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable
 
 from dragoman_agent.device.cuda_probe_bench import MIB, Bench, StepError
-from dragoman_agent.pal.analysis import measured, measured_list
+from dragoman_agent.pal.analysis import measured, measured_cost, measured_gain, measured_list, rates
 from dragoman_agent.pal.profile import Value
 from dragoman_kernels.probe.driver import Launch, pointer, u32
 
 _THREADS = 256
 _DEPENDENT_LAUNCH_CAPABILITY = 90
 _EXCHANGE_128_CAPABILITY = 90
+# Of the driver's events, as it documents cuEventElapsedTime. A difference of many pieces tells as much less of one.
+_EVENT_TICK_SECONDS = 0.5e-6
 _ERRORS = 384  # byte offset beside the barriers' counter (0) and flag (256)
 
 
@@ -46,9 +48,10 @@ def graph_node(bench: Bench) -> dict[str, Value]:
     values = {"scheduling.graph_node": measured(plain, "s", _grid_note(bench) + ", dependent on the one before")}
     if session.capability >= _DEPENDENT_LAUNCH_CAPABILITY:
         early = _a_piece(bench, graph_of(_empty(bench, "empty_dependent", dependent=True)), 200, 1000)
-        gain = [a - b for a, b in zip(plain, early, strict=True)]
         values["scheduling.graph_node_dependent"] = measured(early, "s", _grid_note(bench) + ", dependent launch")
-        values["scheduling.dependent_launch_gain"] = measured(gain, "s", "a node less a node with dependent launch")
+        values["scheduling.dependent_launch_gain"] = measured_gain(
+            plain, early, "s", _EVENT_TICK_SECONDS / 800, "a node less a node with dependent launch"
+        )
     session.drop_graphs()
     return values
 
@@ -138,13 +141,16 @@ def events(bench: Bench) -> dict[str, Value]:
 
         return work
 
-    alone = statistics.median(_a_piece(bench, kernels, 50, 150))
-    with_record = [max(0.0, each - alone) for each in _a_piece(bench, recorded, 50, 150)]
-    with_wait = [max(0.0, each / 2 - alone) for each in _a_piece(bench, turns, 20, 80)]
+    alone = _a_piece(bench, kernels, 50, 150)
+    with_record = _a_piece(bench, recorded, 50, 150)
+    with_wait = [each / 2 for each in _a_piece(bench, turns, 20, 80)]
+    tick = _EVENT_TICK_SECONDS / 100
     return {
-        "scheduling.event_record": measured(with_record, "s", "on the device, between two kernels of a stream"),
-        "scheduling.event_wait": measured(
-            with_wait, "s", "on the device, from a kernel to one of another stream, beyond a launch"
+        "scheduling.event_record": measured_cost(
+            with_record, alone, "s", tick, "on the device, between two kernels of a stream"
+        ),
+        "scheduling.event_wait": measured_cost(
+            with_wait, alone, "s", tick, "on the device, from a kernel to one of another stream, beyond a launch"
         ),
     }
 
@@ -156,11 +162,11 @@ def atomics(bench: Bench) -> dict[str, Value]:
     grid = session.num_multiprocessors * 4
     rounds, block = 256, 512
     size = 4 * MIB
-    rates = []
+    found = []
     with session.memory(size + 64) as words:
         for width in widths:
             arguments = [pointer(words), u32(size * 8 // width - 1), u32(rounds), pointer(words + size)]
             launch = session.launch("atomics", f"exchange_{width}", grid, block, arguments)
-            rates.append([grid * block * rounds / each for each in session.samples(launch, bench.repeats)])
+            found.append(rates(grid * block * rounds, session.samples(launch, bench.repeats)))
     note = f"exchanges on neighbouring words of {size // MIB} MiB in L2"
-    return {"scheduling.atomics": measured_list(rates, "operations/s", [str(width) for width in widths], note)}
+    return {"scheduling.atomics": measured_list(found, "operations/s", [str(width) for width in widths], note)}

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dragoman_agent.device.cuda_probe_bench import MIB, Bench, StepError, expected_sum
-from dragoman_agent.pal.analysis import find_knee, fit_line, measured, measured_list, measured_rate, significance_note
+from dragoman_agent.pal.analysis import (
+    find_knee,
+    fit_line,
+    measured,
+    measured_list,
+    measured_rate,
+    rates,
+    significance_note,
+)
 from dragoman_agent.pal.profile import Value
 from dragoman_kernels.probe.driver import Launch, pointer, u32, u64
 
@@ -145,9 +153,9 @@ def read_by_size(bench: Bench) -> dict[str, Value]:
     _, pool = bench.pool()
     sizes = [size for size in _BY_SIZE if size <= pool // 2]
     with bench.session.memory(4 * _MAX_GRID) as sums:
-        rates = [[size / each for each in _chain(bench, size, sums)[1]] for size in sizes]
+        found = [rates(size, _chain(bench, size, sums)[1]) for size in sizes]
     note = "cold, one node of a graph each; the best of several grids"
-    return {"memory.read_by_size": measured_list(rates, "bytes/s", [str(size) for size in sizes], note)}
+    return {"memory.read_by_size": measured_list(found, "bytes/s", [str(size) for size in sizes], note)}
 
 
 def _chain(bench: Bench, size: int, sums: int) -> tuple[Shape, list[float]]:
@@ -191,7 +199,7 @@ def level_two(bench: Bench) -> dict[str, Value]:
     sizes = sorted({reported * part // 16 // unit * unit for part in parts})
     sizes = [size for size in sizes if unit <= size <= pool]
     grid = session.num_multiprocessors * session.blocks_per_multiprocessor("stream", "reread", 512)
-    rates = []
+    found = []
     with session.memory(4 * grid) as sums:
         for size in sizes:
             few = max(2, (256 * MIB) // size)
@@ -202,10 +210,9 @@ def level_two(bench: Bench) -> dict[str, Value]:
 
             short, long = launch(few), launch(5 * few)
             long()
-            rates.append(
-                [4 * few * size / (session.seconds(long) - session.seconds(short)) for _ in range(bench.repeats)]
-            )
-    medians = [statistics.median(each) for each in rates]
+            differences = [session.seconds(long) - session.seconds(short) for _ in range(bench.repeats)]
+            found.append(rates(4 * few * size, differences))
+    medians = [statistics.median(each) for each in found]
     knee = find_knee(sizes, medians)
     best = medians.index(max(medians))
     note = (
@@ -214,10 +221,10 @@ def level_two(bench: Bench) -> dict[str, Value]:
     )
     labels = [str(size) for size in sizes]
     return {
-        "memory.reread_by_size": measured_list(rates, "bytes/s", labels, "repeated reads of one buffer, past L1"),
+        "memory.reread_by_size": measured_list(found, "bytes/s", labels, "repeated reads of one buffer, past L1"),
         "memory.l2_knee": Value(knee.size, "bytes", "measured", note=note),
         "memory.l2_bandwidth": measured(
-            rates[best], "bytes/s", f"repeated reads of {sizes[best] / MIB:.1f} MiB, past L1; all multiprocessors"
+            found[best], "bytes/s", f"repeated reads of {sizes[best] / MIB:.1f} MiB, past L1; all multiprocessors"
         ),
     }
 
@@ -296,18 +303,18 @@ def by_block_size(bench: Bench) -> dict[str, Value]:
     size = min(pool, 1 << 30)
     sizes = [64, 128, 256, 512, 768, 1024]
     most = session.attribute("MAX_THREADS_PER_MULTIPROCESSOR")
-    rates, occupancy = [], []
+    found, occupancy = [], []
     with session.memory(4 * _MAX_GRID) as sums:
         for block in sizes:
             resident = session.blocks_per_multiprocessor("stream", "read_4", block)
             occupancy.append(resident * block / most)
             whole = size // (64 * block) * (64 * block)
             launch = read_launch(bench, Shape(4, block, 1, resident), address, whole, sums)
-            rates.append([whole / each for each in session.samples(launch, bench.repeats)])
+            found.append(rates(whole, session.samples(launch, bench.repeats)))
     labels = [str(block) for block in sizes]
     note = f"a read of {size // MIB} MiB, 4 x 16 bytes in flight a thread"
     return {
-        "scheduling.throughput_by_block_size": measured_list(rates, "bytes/s", labels, note),
+        "scheduling.throughput_by_block_size": measured_list(found, "bytes/s", labels, note),
         "scheduling.occupancy_by_block_size": Value(
             tuple(occupancy), "", "reported", labels=tuple(labels), note="share of the threads a multiprocessor holds"
         ),

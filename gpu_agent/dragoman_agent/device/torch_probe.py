@@ -19,7 +19,7 @@ import torch
 from dragoman_agent.device.base import DeviceError
 from dragoman_agent.device.probe_answers import answer, first_line, own_stdout, say
 from dragoman_agent.device.torch_runtime import TorchRuntime, open_runtime
-from dragoman_agent.pal.analysis import measured_rate
+from dragoman_agent.pal.analysis import measured, measured_rate
 from dragoman_agent.pal.probe_steps import TORCH_STEPS
 from dragoman_agent.pal.profile import Value
 
@@ -157,13 +157,8 @@ def graph_node(bench: Bench) -> dict[str, Value]:
 
     short, long = (bench.seconds(graph_of(count).replay, calls=1) for count in _NODES)
     count = _NODES[1] - _NODES[0]
-    nodes = [max(one - other, 0.0) / count for one, other in zip(long, short, strict=True)]
-    ordered = sorted(nodes)
-    middle = ordered[len(ordered) // 2]
-    if middle <= 0:
-        raise ValueError("a longer graph took no longer")
-    spread = (ordered[-1] - ordered[0]) / middle
-    return {"scheduling.graph_node": Value(middle, "s", "measured", spread, f"an addition of one word, {count} nodes")}
+    nodes = [(one - other) / count for one, other in zip(long, short, strict=True)]
+    return {"scheduling.graph_node": measured(nodes, "s", f"an addition of one word, {count} nodes")}
 
 
 def pinned(bench: Bench) -> dict[str, Value]:

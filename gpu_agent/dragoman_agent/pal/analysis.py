@@ -1,7 +1,12 @@
-"""What repeated measurements say: medians and spreads, a line's intercept, the knee of a cache, a test of significance. Pure."""
+"""What repeated measurements say: medians and spreads, a line's intercept, the knee of a cache, a test of significance. Pure.
+
+No number leaves here that was not seen: 0, negative or no number raises ValueError, and a cost too small to be told from
+none becomes an upper bound.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Sequence
@@ -16,20 +21,83 @@ def spread_of(samples: Sequence[float]) -> float:
     return (max(samples) - min(samples)) / abs(median) if median else 0.0
 
 
+def positive_median(samples: Sequence[float]) -> float:
+    """The median. Raises ValueError unless every sample is finite and the median is above 0: a time of 0 was not resolved."""
+    if not all(map(math.isfinite, samples)):
+        raise ValueError(f"a sample is no finite number ({', '.join(f'{each:.3g}' for each in samples)})")
+    median = statistics.median(samples)
+    if not median > 0:
+        raise ValueError(f"the median of {len(samples)} samples is {median:.3g}, so nothing was resolved")
+    return median
+
+
 def measured(samples: Sequence[float], unit: str, note: str = "") -> Value:
-    """The median of the repeats, with their spread."""
-    return Value(statistics.median(samples), unit, "measured", spread=spread_of(samples), note=note)
+    """The median of the repeats, with their spread. Raises ValueError as `positive_median` does."""
+    return Value(positive_median(samples), unit, "measured", spread=spread_of(samples), note=note)
+
+
+def rates(amount: float, seconds: Sequence[float]) -> list[float]:
+    """`amount` over each time. Raises ValueError where a time is not above 0, for its rate would be without bound."""
+    if not all(each > 0 for each in seconds):
+        raise ValueError(f"a time of {min(seconds):.3g} s came out, which no rate can be made of")
+    return [amount / each for each in seconds]
 
 
 def measured_rate(amount: float, seconds: Sequence[float], unit: str, note: str = "") -> Value:
-    """`amount` over each time: median and spread of the rates."""
-    return measured([amount / each for each in seconds], unit, note)
+    """`amount` over each time: median and spread of the rates. Raises ValueError as `rates` does."""
+    return measured(rates(amount, seconds), unit, note)
 
 
 def measured_list(samples: Sequence[Sequence[float]], unit: str, labels: Sequence[str], note: str = "") -> Value:
-    """The median of each entry's repeats; the spread is the widest of theirs."""
-    medians = tuple(statistics.median(each) for each in samples)
+    """The median of each entry's repeats; the spread is the widest of theirs. Raises ValueError as `positive_median` does."""
+    medians = tuple(positive_median(each) for each in samples)
     return Value(medians, unit, "measured", spread=max(map(spread_of, samples)), note=note, labels=tuple(labels))
+
+
+UPPER_BOUND = "an upper bound: below what was resolved"  # how the note of such a value begins
+UNRESOLVED = "not told apart from 0"
+
+
+def measured_cost(longer: Sequence[float], base: Sequence[float], unit: str, tick: float, note: str = "") -> Value:
+    """What `longer` takes beyond `base`, of repeats of both; `tick` is the least step of the clock between two of them.
+
+    A cost below `resolution` is not shown as a measurement: the value is then the resolution itself, derived, an upper bound by
+    its note. Raises ValueError for samples that are no finite numbers.
+    """
+    cost, limit = statistics.median(longer) - positive_median(base), resolution(longer, base, tick)
+    if cost > limit:
+        start = statistics.median(base)
+        return Value(cost, unit, "measured", spread=spread_of([each - start for each in longer]), note=note)
+    return Value(limit, unit, "derived", note=f"{UPPER_BOUND} ({_resolved(limit, unit)}); {note}")
+
+
+def measured_gain(base: Sequence[float], shorter: Sequence[float], unit: str, tick: float, note: str = "") -> Value:
+    """What `shorter` saves of `base`, negative where it costs. Below `resolution` the note says that it may be none."""
+    gains = [a - b for a, b in zip(base, shorter, strict=True)]
+    gain, limit = statistics.median(gains), resolution(base, shorter, tick)
+    positive_median(base)
+    if abs(gain) > limit:
+        return Value(gain, unit, "measured", spread=spread_of(gains), note=note)
+    return Value(gain, unit, "derived", note=f"{UNRESOLVED}: {_resolved(limit, unit)} were resolved; {note}")
+
+
+def resolution(one: Sequence[float], other: Sequence[float], tick: float) -> float:
+    """The least difference of two medians that is told from none: the clock's step, or how far the middle half of each scatters."""
+    return max(tick, _middle_half(one) + _middle_half(other))
+
+
+def _middle_half(samples: Sequence[float]) -> float:
+    """The interquartile range, which one late repeat does not move."""
+    if not all(map(math.isfinite, samples)):
+        raise ValueError("a sample is no finite number")
+    if len(samples) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return high - low
+
+
+def _resolved(limit: float, unit: str) -> str:
+    return f"{limit * 1e9:.0f} ns" if unit == "s" else f"{limit:.3g} {unit}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +112,10 @@ class Line:
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     """Least squares of the relative error, so that the short ones count as much as the long ones.
 
-    Raises ValueError where fewer than two sizes differ, or time does not grow with size.
+    Raises ValueError where fewer than two sizes differ, a time is not above 0, or time does not grow with size.
     """
+    if not all(each > 0 for each in seconds):
+        raise ValueError(f"a time of {min(seconds):.3g} s came out, which no line can be drawn through")
     weights = [1 / each**2 for each in seconds]
     total = sum(weights)
     mean_size = sum(w * x for w, x in zip(weights, sizes, strict=True)) / total

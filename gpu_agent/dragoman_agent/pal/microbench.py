@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import queue
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dragoman_agent.pal.analysis import measured_list, measured_rate
+from dragoman_agent.pal.analysis import measured_list, measured_rate, positive_median, rates
 from dragoman_agent.pal.profile import Value
 from dragoman_kernels.cpu.build import KernelBuildError, is_built
 from dragoman_kernels.cpu.llama import LlamaShape, LlamaStep, QuantTensor
@@ -83,8 +82,8 @@ def _streams_by_threads(num_threads: int) -> dict[str, Value]:
     counts = thread_counts(num_threads)
     times = [_streams(count) for count in counts]
     labels = [str(count) for count in counts]
-    reads = [[_STREAM_BYTES / each for each in read] for read, _ in times]
-    copies = [[2 * _STREAM_BYTES / each for each in copy] for _, copy in times]
+    reads = [rates(_STREAM_BYTES, read) for read, _ in times]
+    copies = [rates(2 * _STREAM_BYTES, copy) for _, copy in times]
     return {
         "memory.read_by_threads": measured_list(reads, "bytes/s", labels),
         "memory.copy_by_threads": measured_list(copies, "bytes/s", labels, "bytes read and written"),
@@ -104,8 +103,8 @@ def _compiled(num_threads: int, cache_dir: Path, full: bool) -> dict[str, Value]
     note = f"{_ROWS_IN} rows by {_ROWS_OUT} x {_HIDDEN} in Q8_0, the compiled road's own product"
     values = {"compute.matmul_int8": measured_rate(amount, times[-1], "flop/s", f"{note}, {num_threads} threads")}
     if full:
-        rates = [[amount / each for each in own] for own in times]
-        values["compute.matmul_int8_by_threads"] = measured_list(rates, "flop/s", [str(c) for c in counts], note)
+        found = [rates(amount, own) for own in times]
+        values["compute.matmul_int8_by_threads"] = measured_list(found, "flop/s", [str(c) for c in counts], note)
     return values
 
 
@@ -186,5 +185,5 @@ def _handover() -> Value:
     ask.put(False)
     thread.join()
     times.sort()
-    median = statistics.median(times)
+    median = positive_median(times)
     return Value(median, "s", "measured", spread=(times[180] - times[20]) / median, note="p10 to p90 of 200 exchanges")

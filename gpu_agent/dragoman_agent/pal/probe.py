@@ -139,7 +139,10 @@ def _measure(device: FoundDevice, cache_dir: Path, full: bool) -> dict[str, Valu
         elif device.facts.kind in UNTESTED_KINDS:
             measured = measure_torch(device.facts.kind, device.facts.index)
         else:
-            measured = measure_cpu(usable_cores())
+            try:
+                measured = measure_cpu(usable_cores())
+            except ValueError as error:  # times of 0, of a clock that does not go on
+                raise ProfileError(f"the CPU could not be measured ({error}); try again when it is quiet") from None
         step.outcome = f"{len(measured)} values"
     return measured
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from dragoman_agent.pal.profile import ProfileError, Value
+from dragoman_agent.pal.profile_schema import check_labels, check_spread, check_value
 
 logger = logging.getLogger(__name__)
 
@@ -149,13 +150,32 @@ def _take(line: str, run: ProbeRun) -> str:
         logger.warning("the measuring process wrote something else than an answer: %s", line.strip()[:200])
         return ""
     run.seconds[name] = seconds
-    run.values |= values
+    for key, value in values.items():
+        if problem := _problem(key, value):
+            run.problems[name] = problem
+            logger.warning("probe step %s: %s; the value is left out", name, problem)
+        else:
+            run.values[key] = value
     if "error" in body:
         run.problems[name] = str(body["error"])
         logger.warning("probe step %s was skipped: %s", name, body["error"])
     else:
         logger.debug("probe step %s took %.2f s", name, seconds)
     return name
+
+
+def _problem(name: str, value: Value) -> str:
+    """Why a value cannot stand in a profile; 0 is no measurement either. Empty where it can."""
+    try:
+        check_value(name, value.value, value.unit, value.provenance)
+        check_spread(name, value.spread)
+        check_labels(name, value.labels, value.value)
+    except ValueError as error:
+        return str(error)
+    numbers = value.value if isinstance(value.value, tuple) else (value.value,)
+    if value.provenance == "measured" and any(number == 0 for number in numbers if not isinstance(number, str | bool)):
+        return f"{name} is 0, which nothing measures: it was not resolved"
+    return ""
 
 
 def _value(body: dict[str, Any]) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dragoman_agent.pal.analysis import UPPER_BOUND
 from dragoman_agent.pal.profile import Value
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
@@ -38,4 +39,9 @@ def value_text(value: Value) -> str:
             named = zip(labels, value.value, strict=True)
             return ", ".join(f"{label}: {quantity(number, value.unit)}".removeprefix(": ") for label, number in named)
         case number:
-            return quantity(number, value.unit)
+            return f"{'at most ' if is_bound(value) else ''}{quantity(number, value.unit)}"
+
+
+def is_bound(value: Value) -> bool:
+    """Whether the value is no cost but what a cost lies below, see `analysis.measured_cost`."""
+    return value.provenance == "derived" and value.note.startswith(UPPER_BOUND)

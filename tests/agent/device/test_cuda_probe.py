@@ -158,6 +158,21 @@ def test_events_and_atomics(make_bench: MakeBench) -> None:
     assert values["scheduling.atomics"].labels == ("32", "64", "128")
 
 
+def test_a_record_too_cheap_to_tell_is_a_bound_and_no_measurement(make_bench: MakeBench) -> None:
+    values = launch.events(make_bench(Card(record=0.0)))
+    check_form(values)
+    record = values["scheduling.event_record"]
+    assert record.provenance == "derived" and record.note.startswith(
+        "an upper bound: below what was resolved (5 ns); on"
+    )
+    assert number(values, "scheduling.event_record") == pytest.approx(5e-9), "half a microsecond over a hundred records"
+
+
+def test_nodes_that_take_no_time_are_an_error(make_bench: MakeBench) -> None:
+    with pytest.raises(ValueError, match="nothing was resolved"):
+        launch.graph_node(make_bench(Card(node=0.0)))
+
+
 def test_links(make_bench: MakeBench) -> None:
     values = link.pinned(make_bench()) | link.pageable(make_bench())
     check_form(values)

@@ -134,6 +134,28 @@ def test_starts_are_bounded(command: Command, tmp_path: Path, monkeypatch: pytes
     assert "not tried: the device failed in 2 processes before" in run.problems["b"]
 
 
+@pytest.mark.parametrize(
+    ("number", "provenance", "reason"),
+    [
+        (0.0, "measured", "x.a is 0, which nothing measures"),
+        (-1e-9, "measured", "negative"),
+        (float("nan"), "measured", "finite number was expected"),
+        ([1.0, 0.0], "measured", "x.a is 0"),
+        (1.0, "guessed", "provenance 'guessed'"),
+    ],
+)
+def test_an_answer_that_no_profile_may_hold_costs_that_value_alone(
+    number: object, provenance: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """json writes NaN and reads it back."""
+    bad = {"value": number, "unit": "s", "provenance": provenance, "spread": None, "note": "", "labels": []}
+    good = {**bad, "value": 1.0, "provenance": "measured"}
+    line = json.dumps({"step": "a", "seconds": 1, "values": {"x.a": bad, "x.b": good}})
+    run = run_probe(lambda steps: [sys.executable, "-c", f"print({line!r})"], ["a"])
+    assert set(run.values) == {"x.b"}
+    assert reason in run.problems["a"] and f"{run.problems['a']}; the value is left out" in caplog.text
+
+
 def test_answers_with_foreign_fields_are_no_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     line = json.dumps({"step": "a", "seconds": 1, "values": {"x.a": {"value": 1, "unit": "s", "colour": "red"}}})
     run = run_probe(lambda steps: [sys.executable, "-c", f"print({line!r})"], ["a"])

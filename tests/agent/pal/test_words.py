@@ -38,6 +38,7 @@ def test_quantities_read_well(value: float, unit: str, text: str) -> None:
         (Value((1e9, 2e9), "bytes/s", "measured", labels=("64", "128")), "64: 1 GB/s, 128: 2 GB/s"),
         (Value((1.0,), "s", "measured"), "1 s"),
         (Value(1.98e9, "Hz", "reported"), "1.98 GHz"),
+        (Value(1e-7, "s", "derived", note="an upper bound: below what was resolved (100 ns); x"), "at most 100 ns"),
         (Value(37.0, "celsius", "reported"), "37 celsius"),
     ],
 )

@@ -34,6 +34,13 @@ def test_every_profile_can_be_planned_from(name: str) -> None:
     assert profile.device.memory_bytes == profile.number("memory.total") > profile.number("memory.free")
 
 
+@pytest.mark.parametrize("name", library_names())
+def test_no_value_is_a_measurement_of_0(name: str) -> None:
+    for key, value in load_library(name).values.items():
+        numbers = value.value if isinstance(value.value, tuple) else (value.value,)
+        assert value.provenance != "measured" or 0 not in numbers, key
+
+
 @pytest.mark.parametrize("card", CARDS, ids=NAMES)
 def test_a_card_that_was_not_here_has_no_measured_value(card: Card) -> None:
     profile = profile_of(card)
