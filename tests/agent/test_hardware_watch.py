@@ -150,6 +150,30 @@ def test_throttle_slows_the_model_shrinks_the_step_and_is_undone(lab: Lab) -> No
     assert lab.watch.profile is PROFILE
 
 
+def test_the_log_says_what_changed_from_what_to_what(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the limit and of the plan, both ways."""
+    start, rate = lab.start.max_batch_tokens, lab.start.step_model.prefill_tokens_per_second
+    with caplog.at_level("INFO", logger="dragoman_agent.hardware_watch"):
+        lab.second(3, sm_mhz=495, reasons=FakeNvml.HW_THERMAL)
+        smaller = lab.watch.plan.max_batch_tokens
+        lab.second(3, sm_mhz=1980, reasons=0)
+    told = [(record.levelname, record.message) for record in caplog.records]
+    assert [level for level, _ in told] == ["WARNING", "INFO"]
+    slowed, recovered = (message for _, message in told)
+    assert smaller < start
+    assert slowed.startswith("live limits: ") and "100% to 25%" in slowed and "495 MHz" in slowed
+    assert f"max_batch_tokens {start} -> {smaller} tokens" in slowed
+    assert f"prefill {rate:,.0f} -> {rate / 4:,.0f} tokens/s" in slowed
+    assert "25% to 100%" in recovered and f"max_batch_tokens {smaller} -> {start} tokens" in recovered
+
+
+def test_the_log_says_so_when_the_plan_stays(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="dragoman_agent.hardware_watch"):
+        lab.second(3, width=4)
+    (message,) = (record.message for record in caplog.records)
+    assert "link from 100% to 25% (generation 5 x4)" in message and message.endswith("; the plan in force stays")
+
+
 def test_a_lowered_power_cap_is_an_event_and_its_clock_counts(lab: Lab) -> None:
     lab.second(3, limit_mw=350_000, sm_mhz=990, reasons=FakeNvml.POWER_CAP)
     assert ["power limit" in lab.events[0], "clock" in lab.events[1]] == [True, True]

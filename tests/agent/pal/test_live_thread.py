@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +11,11 @@ import pynvml
 import pytest
 from tests.fakes.nvml import UUID, FakeNvml
 
+from dragoman_agent.pal import live_thread
 from dragoman_agent.pal.counters import Counters, CountersError, Reading
+from dragoman_agent.pal.live import Sample
 from dragoman_agent.pal.live_nvml import NvmlSource
+from dragoman_agent.pal.live_source import DeviceLostError
 from dragoman_agent.pal.live_thread import LiveThread, Look
 
 
@@ -117,6 +121,57 @@ def test_the_next_source_of_counters_is_used_where_one_may_not_be_read(lab: Lab)
     lab.fake.change(errors={})
     lab.until(lambda look: look.reading)
     assert steady.closed >= 1, "they are closed with the source they belong to"
+
+
+class Watched:
+    """A source on a clock of its own: a look costs time, waiting costs what it is told, nothing really waits."""
+
+    name = "watched"
+
+    def __init__(self, look_seconds: float, num_looks: int) -> None:
+        self.now = 1000.0
+        self.looked_at: list[float] = []
+        self.over = threading.Event()
+        self._look_seconds = look_seconds
+        self._num_looks = num_looks
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def sample(self) -> Sample:
+        self.looked_at.append(self.now)
+        self.now += self._look_seconds
+        if len(self.looked_at) == self._num_looks:
+            self.over.set()
+            raise DeviceLostError("the end")
+        return Sample()
+
+    def wait(self, seconds: float) -> list[int]:
+        assert 0 < seconds <= 0.2, "a stop and a fault are noticed soon"
+        self.now += seconds
+        return []
+
+
+@pytest.mark.parametrize("look_seconds", [0.0, 0.3])
+def test_as_it_is_started_it_looks_once_a_second_whatever_a_look_takes(
+    look_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Watched(look_seconds, 61)
+    monkeypatch.setattr(live_thread, "time", source)
+    looks: queue.Queue[Look] = queue.Queue()
+    thread = LiveThread(source, list, looks.put)  # the agent names no other period
+    thread.start()
+    assert source.over.wait(10)
+    thread.close()
+    periods = [after - before for before, after in itertools.pairwise(source.looked_at)]
+    assert periods == pytest.approx([1.0] * 60), "1 Hz"
+    assert sum(looks.get_nowait().sample is not None for _ in range(looks.qsize())) == 60
 
 
 def test_closing_before_starting_and_twice_is_fine() -> None:

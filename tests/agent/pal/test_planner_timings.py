@@ -10,6 +10,7 @@ from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_calls import parse_key
 from dragoman_agent.pal.kernel_times import step_key
 from dragoman_agent.pal.plan import DecodeAttention, Plan, PrefillAttention
+from dragoman_agent.pal.plan_fields import plan_fields
 from dragoman_agent.pal.planner import Limits, PlanError, Switches, plan_for
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.timings import Timings
@@ -46,6 +47,47 @@ def test_times_as_predicted_change_nothing_but_the_words(
     assert "measured on the device" in decisions["prefill-attention"].reason
     assert "measured on the device" in decisions["gemm-rows"].reason
     assert "as timed on the device" in decisions["step-model"].reason
+
+
+def many_parts(key: str) -> bool:
+    """Whether a context of decode attention is cut into 16 parts or more."""
+    call = parse_key(key)
+    return call is not None and isinstance(call.config, DecodeAttention) and call.config.num_splits >= 16
+
+
+def test_a_burst_wins_where_more_parts_were_timed_as_quick(planned: Planner) -> None:
+    """Then one long sequence among usual ones ends sooner, and usual steps lose nothing."""
+    plan, decisions = planned(lambda key: 1.0)
+    burst = decisions["burst"]
+    assert plan.burst and burst.chosen == "yes"
+    assert "one of them 16384 long at one step in 16: more parts win within 1%" in burst.reason
+    no, yes = burst.candidates
+    assert yes.predicted is not None and no.predicted is not None and yes.predicted < no.predicted
+    assert (no.rejected_because, yes.rejected_because) == ("the long sequence ends last", "")
+    assert plan.decode_for(4).num_splits >= 16 and plan.decode_for(64).num_splits == 1
+    assert next(field for field in plan_fields(plan) if field.name == "burst").value is True
+
+
+def test_no_burst_where_more_parts_were_timed_a_tenth_slower(planned: Planner) -> None:
+    plan, decisions = planned(lambda key: 1.1 if many_parts(key) else 1.0)
+    burst = decisions["burst"]
+    assert not plan.burst and burst.chosen == "no" and "more parts do not win within 1%" in burst.reason
+    assert [one.rejected_because for one in burst.candidates] == [
+        "",
+        "more parts cost usual steps too much, or gain nothing",
+    ]
+    assert max(bucket.num_splits for bucket in plan.decode_attention) < 16
+    assert next(field for field in plan_fields(plan) if field.name == "burst").value is False
+
+
+def test_a_burst_that_nobody_timed_is_not_taken_where_its_plain_launch_was(
+    card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]
+) -> None:
+    model = shapes(MODEL)
+    cases = tuning_cases(card(), model, plan_for(card(), model, Limits(), Switches())[0])
+    seconds = {case.key: case.predicted_seconds for case in cases if not many_parts(case.key)}
+    plan, _ = plan_for(card(), model, Limits(), Switches(), Timings("print", "hash", seconds))
+    assert not plan.burst and max(bucket.num_splits for bucket in plan.decode_attention) < 16
 
 
 def test_the_launch_measured_quickest_wins_for_its_batch(planned: Planner) -> None:
