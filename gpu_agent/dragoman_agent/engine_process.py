@@ -38,6 +38,7 @@ class EngineProcess:
         listener.listen(1)
         listener.setblocking(False)
         self._listener: socket.socket | None = listener
+        self._was_killed = False
         self._process = subprocess.Popen(
             [*command, "--socket", path], stdin=subprocess.PIPE, stdout=_STDERR, start_new_session=True
         )
@@ -93,8 +94,9 @@ class EngineProcess:
         threading.Thread(target=wait, name="engine-watch", daemon=True).start()
 
     def kill(self, patience_seconds: float = _KILLED_SECONDS) -> None:
-        """End it at once and release everything; wait so long for its end, which a driver may hold up. Safe to call twice."""
-        if self._process.poll() is None:
+        """End it at once and release everything. Waits so long for its end, which a driver may hold up; a second call does not."""
+        if self._process.poll() is None and not self._was_killed:
+            self._was_killed = True
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience_seconds)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NULL_NUM_SEQS = 256
 _TORCH_KINDS = ("cuda", "hip", "xpu")  # whose libraries take seconds to import and hundreds of megabytes
-_GONE_SECONDS = 5.0  # until a killed engine's memory on its device is free, which the next start measures
+_GONE_SECONDS = 5.0  # for a killed engine to be gone before the device is measured
 # There with a driver that has a card: to look is free, to ask the driver is not.
 _DRIVER_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd",)}
 
@@ -81,7 +81,7 @@ class EarlyEngine:
 
 @contextmanager
 def prepare(settings: AgentSettings) -> Iterator[Prepared]:
-    """Spawn, open, choose and plan. The engine process is gone when the block is left, unless a driver holds it up. Raises StartupError."""
+    """Spawn, open, choose and plan. The engine process is killed when the block is left. Raises StartupError."""
     early = EarlyEngine(likely_kind(settings.device))
     try:
         source, pal = _plan(settings, early)

@@ -36,25 +36,27 @@ def early(kind: str) -> Iterator[EarlyEngine]:
         engine.stop()
 
 
-def test_the_end_of_a_killed_engine_is_waited_for_but_not_between_two_messages() -> None:
-    """Its memory on the device is free only then. A loop that serves others does not stand still for it."""
+@pytest.mark.parametrize("was_lost", [False, True])
+def test_an_engine_is_gone_before_a_measurement_but_an_agent_that_lost_its_own_leaves_at_once(was_lost: bool) -> None:
+    """A driver may take seconds to end it. Who starts anew waits for its memory then, see nvml_facts."""
     with early("null") as engine:
         process = engine._process
         assert process is not None
-        real, ended = process._process.wait, list[int]()
+        real, waits = process._process.wait, list[float]()
 
         def wait(timeout: float) -> int:
+            waits.append(timeout)
             if timeout < 1.0:  # that long it takes to end
                 raise subprocess.TimeoutExpired("engine", timeout)
-            ended.append(real(timeout))
-            return ended[-1]
+            return real(timeout)
 
         process._process.wait = wait  # type: ignore[method-assign, assignment]
         process._process.poll = lambda: None  # type: ignore[method-assign] # nobody has noticed
-        process.kill()
-        assert not ended
+        if was_lost:
+            process.kill()
         engine.stop()
-        assert ended == [-signal.SIGKILL]
+        assert waits == ([0.2] if was_lost else [5.0])
+    assert real(5.0) == -signal.SIGKILL
 
 
 def becomes_ready(process: EngineProcess) -> Ready:

@@ -1,4 +1,5 @@
-"""F11 on a GPU: a kernel in the engine's own process writes to address 0. The agent leaves within a second; its neighbour serves on.
+"""F11 on a GPU: a kernel in the engine's own process writes to address 0. The agent leaves within a second and can start anew
+at once; its neighbour serves on.
 
 Agents are deterministic: a step that is padded further may round otherwise, and graphs come one by one after the start.
 PYTHONPATH=. python tests/gpu/check_sticky.py MODEL      exit 1 when a check is off. No GPU is reset.
@@ -23,10 +24,11 @@ from dragoman import AsyncClient, DragomanError
 MAX_EXIT_SECONDS = 1.0
 MAX_WAIT_SECONDS = 20
 NUM_TOKENS = 400
+MIN_KV_SHARE = 0.97
 
 
-def start(model: str, *, injection: Injection | None = None) -> tuple[CellProcess, str]:
-    """An agent with a quarter of the card, and its address."""
+def start(model: str, *, injection: Injection | None = None) -> tuple[CellProcess, str, int]:
+    """An agent with a quarter of the card that is free, its address, and the tokens that its KV blocks hold."""
     environ = {}
     if injection is not None:
         wanted = ("PYTHONPATH", "FAULT_TRIGGER")
@@ -36,8 +38,7 @@ def start(model: str, *, injection: Injection | None = None) -> tuple[CellProces
         "--port", "0", "--metrics-port", "0", environ=environ,
     )  # fmt: skip
     address = agent.wait_for("serving")["grpc"]
-    agent.wait_for("ready")
-    return agent, address
+    return agent, address, agent.wait_for("ready")["info"]["kv_tokens"]
 
 
 def state_of(pid: int) -> str:
@@ -85,16 +86,17 @@ def main(argv: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         injection = Injection(Path(folder))
-        sick, address = start(argv[0], injection=injection)
-        healthy, neighbour = start(argv[0])
+        sick, address, _ = start(argv[0], injection=injection)
+        healthy, neighbour, kv_tokens = start(argv[0])
         try:
             seen = asyncio.run(fault(sick, address, neighbour, injection.trigger))
+            # At once, beside the same neighbour: what the killed engine held is free again by then.
+            again, _, seen["kv_tokens_again"] = start(argv[0])
+            again.close()
         finally:
             sick.close()
             healthy.close()
-    again, address = start(argv[0])
-    again.close()
-    seen["starts_again"] = True
+    seen["kv_tokens"] = kv_tokens
     print(json.dumps(seen, indent=1))
     good = (
         seen.get("exit_code") == 1
@@ -102,6 +104,7 @@ def main(argv: list[str]) -> int:
         and seen["neighbour_equal"]
         and seen.get("error") in ("device_fault", "agent_lost")
         and seen["log"]
+        and seen["kv_tokens_again"] >= MIN_KV_SHARE * kv_tokens
     )
     return 0 if good else 1
 

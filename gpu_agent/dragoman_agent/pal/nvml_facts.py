@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,6 +18,9 @@ from dragoman_agent.pal.profile import Value
 from dragoman_agent.pal.steps import probe_step
 
 logger = logging.getLogger(__name__)
+
+_ENDING_SECONDS = 5.0  # for the memory of processes that were killed: a driver frees it within a second or two
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
@@ -144,7 +149,14 @@ def _parent(library: Any, slice_handle: Any, reading: NvmlReading) -> Any:
 
 
 def _read_memory(library: Any, handle: Any, reading: NvmlReading) -> None:
+    _await_ending(library, handle)
     reading.ask("memory.free", "bytes", lambda: int(library.nvmlDeviceGetMemoryInfo(handle).free))
+    held = {pid: size for pid, size in _holders(library, handle).items() if size}
+    reading.holders = tuple(Holder(pid, _process_name(pid), size) for pid, size in sorted(held.items()))
+
+
+def _holders(library: Any, handle: Any) -> dict[int, int]:
+    """Bytes by process; 0 where the driver may not tell, as under WSL."""
     held: dict[int, int] = {}
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
         try:
@@ -153,9 +165,26 @@ def _read_memory(library: Any, handle: Any, reading: NvmlReading) -> None:
             logger.debug("who holds the memory is unknown: %s: %s", name, error)
             continue
         for entry in entries:
-            if entry.usedGpuMemory:  # None where the driver may not tell, as under WSL
-                held[int(entry.pid)] = max(held.get(int(entry.pid), 0), int(entry.usedGpuMemory))
-    reading.holders = tuple(Holder(pid, _process_name(pid), size) for pid, size in sorted(held.items()))
+            held[int(entry.pid)] = max(held.get(int(entry.pid), 0), int(entry.usedGpuMemory or 0))
+    return held
+
+
+def _await_ending(library: Any, handle: Any) -> None:
+    """An engine that was killed holds its memory until the driver has taken it down; who starts anew would plan without it."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while ending := [pid for pid in _holders(library, handle) if is_ending(pid)]:
+        if time.monotonic() > deadline:
+            logger.warning("processes that have ended still hold memory of the device: %s", ending)
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has ended but for what the kernel takes down: it has no memory of its own. Linux alone tells."""
+    try:
+        return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
+    except OSError:
+        return False
 
 
 def _read_link(library: Any, card: Any, reading: NvmlReading) -> None:
