@@ -5,7 +5,7 @@ A form is what makes a binary: types, alignment and constants. Counts that chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dragoman_agent.model.config import ModelConfig
@@ -13,20 +13,21 @@ from dragoman_agent.pal.plan import KV_FLOAT8, Plan
 from dragoman_agent.pal.step_cost import matrices
 
 MIN_TILE_ROWS = 8  # of the product of few rows, whose tiles are powers of two
-# How long each takes to compile, so that the longest come first: seconds on one core of a server, roughly.
+# How long each takes to compile with its launcher, so that the longest come first: seconds on one core of a server with an H200,
+# but for the two of a fixed order and the few-row product, which are guesses.
 _SECONDS = {
     "fixed-attention": 3.0,
-    "prefill": 2.5,
-    "decode": 1.8,
-    "filters": 2.4,
+    "prefill": 2.3,
+    "decode": 0.9,
+    "filters": 4.2,
     "sample": 1.2,
-    "edits": 0.8,
-    "gemm": 0.6,
-    "fixed-gemm": 0.8,
-    "driver": 0.6,
-    "rope": 0.5,
+    "edits": 1.2,
+    "gemm": 0.8,
+    "fixed-gemm": 1.0,
+    "rope": 0.4,
 }
 _OTHER_SECONDS = 0.3
+_PARTS = {"filters": 5, "sample": 3, "edits": 3}  # kinds of several kernels, which need not wait for each other
 _OF_PROMPTS = ("rope", "prefill", "fixed-attention")  # kinds that K and V pass through in a step of prompts
 
 
@@ -39,11 +40,13 @@ class Form:
     dependent: bool = False  # as a kernel that may start before the one before it has ended
     flag: bool = False  # norm: with a residual; gemm: with a bias
     wide: bool = False  # over K and V in sixteen bits, in a plan that keeps them in eight
+    part: int = 0  # of `num_parts`: the kernels that are launched as number `part`, `part + num_parts` and so on
+    num_parts: int = 1
 
     @property
     def seconds(self) -> float:
         """To compile it, roughly."""
-        return _SECONDS.get(self.kind, _OTHER_SECONDS)
+        return _SECONDS.get(self.kind, _OTHER_SECONDS) / self.num_parts
 
 
 def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
@@ -60,7 +63,20 @@ def forms_of(model: ModelConfig, plan: Plan) -> list[Form]:
         found += _products(model, plan, sizes)
     if plan.kv_dtype == KV_FLOAT8:  # scales are found on a prompt whose K and V are as they come
         found += [replace(form, wide=True) for form in found if form.kind in _OF_PROMPTS and not form.dependent]
-    return sorted(dict.fromkeys(found), key=lambda form: -form.seconds)
+    return sorted(dict.fromkeys(one for form in found for one in _parts(form)), key=lambda form: -form.seconds)
+
+
+def _parts(form: Form) -> list[Form]:
+    num_parts = _PARTS.get(form.kind, 1)
+    return [replace(form, part=part, num_parts=num_parts) for part in range(num_parts)]
+
+
+def shares(forms: Sequence[Form], count: int) -> list[list[Form]]:
+    """Of so many workers, which then take about as long: each form, the longest first, goes to who has least to do."""
+    found: list[list[Form]] = [[] for _ in range(count)]
+    for form in forms:
+        min(found, key=lambda own: sum(one.seconds for one in own)).append(form)
+    return found
 
 
 def _common(model: ModelConfig, *, dependent: bool) -> Iterator[Form]:

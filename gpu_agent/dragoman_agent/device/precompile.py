@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dragoman_agent.device.kernel_forms import Form, forms_of
+from dragoman_agent.device.kernel_forms import Form, forms_of, shares
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.cpu_facts import free_host_bytes, usable_cores
 from dragoman_agent.pal.host import this_host
@@ -87,12 +88,12 @@ def start_compilers(model: ModelConfig, plan: Plan, capability: str) -> Compiler
     if done.exists():
         return Compilers([], done)
     marker: Path | None = done
-    forms = order["forms"]
+    forms = forms_of(model, plan)
     room = free_host_bytes(this_host()) // WORKER_BYTES
     count = max(1, min(MAX_WORKERS, usable_cores() - 1, room, len(forms) // FORMS_A_WORKER))
     workers: list[subprocess.Popen[str]] = []
     try:
-        for number in range(count):
+        for own in shares(forms, count):
             worker = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dragoman_agent.device.precompile"], stdin=subprocess.PIPE, text=True,
                 stdout=subprocess.DEVNULL, stderr=None if logger.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
@@ -100,7 +101,7 @@ def start_compilers(model: ModelConfig, plan: Plan, capability: str) -> Compiler
             workers.append(worker)
             assert worker.stdin is not None
             with worker.stdin:
-                worker.stdin.write(json.dumps({**order, "forms": forms[number::count]}))
+                worker.stdin.write(json.dumps({**order, "forms": [dataclasses.asdict(form) for form in own]}))
     except OSError as error:  # no process to be had, or one that has ended before it read
         logger.warning("not all kernels are compiled ahead (%s); the others are compiled when first launched", error)
         marker = None
@@ -142,9 +143,14 @@ def compile_forms(order: dict[str, Any]) -> list[Any]:
     at = _Shapes(without_torch(), order)
     found: list[Any] = []
     problems: list[str] = []
-    with compiling(GPUTarget("cuda", order["target"], 32), lambda _, binary, __: found.append(binary)):
+    one, launches = Form(""), itertools.count()
+
+    def is_of_part() -> bool:
+        return next(launches) % one.num_parts == one.part
+
+    with compiling(GPUTarget("cuda", order["target"], 32), lambda _, binary, __: found.append(binary), is_of_part):
         for form in order["forms"]:
-            one = Form(**{**form, "sizes": tuple(form["sizes"])})
+            one, launches = Form(**{**form, "sizes": tuple(form["sizes"])}), itertools.count()
             try:
                 _LAUNCH[one.kind](at, one)
             except Exception as error:  # whatever a compiler says: the others are compiled all the same

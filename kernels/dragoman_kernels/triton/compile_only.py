@@ -43,11 +43,20 @@ class TargetDriver:
 
 
 @contextmanager
-def compiling(target: GPUTarget, note: Callable[[JITFunction[Any], Any, dict[str, Any]], None]) -> Iterator[None]:
-    """Launches inside compile for `target` and run nothing; `note` gets each function, its binary and its options."""
+def compiling(
+    target: GPUTarget,
+    note: Callable[[JITFunction[Any], Any, dict[str, Any]], None],
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Iterator[None]:
+    """Launches inside compile for `target` and run nothing; `note` gets each function, its binary and its options.
+
+    `is_wanted` is asked at each launch; one that is not does nothing at all.
+    """
     launch = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if not is_wanted():
+            return None
         compiled = launch(self, *args, grid=grid, warmup=True, **options)
         note(self, compiled, options)
         return compiled

@@ -15,7 +15,7 @@ from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG
 
 from dragoman_agent.device import precompile
-from dragoman_agent.device.kernel_forms import forms_of
+from dragoman_agent.device.kernel_forms import forms_of, shares
 from dragoman_agent.pal.plan import GemmDecode
 
 
@@ -64,6 +64,17 @@ def test_forms_follow_the_plan() -> None:
     assert [form.sizes[0] for form in early if form.kind == "decode" and form.dependent] == [2], "the bucket of 2 alone"
     kinds = [form.kind for form in forms_of(CONFIG, deterministic_plan("cuda"))]
     assert "decode" not in kinds and "gemm" not in kinds and kinds.count("fixed-gemm") == 5 and "sample" in kinds
+
+
+def test_workers_take_about_as_long_and_none_waits_for_kernels_that_another_could_compile() -> None:
+    forms = forms_of(CONFIG, dataclasses.replace(gpu_plan("cuda"), dependent_max_batch=2))
+    for count in (1, 3, 8, 12, len(forms) + 1):
+        each = shares(forms, count)
+        assert sorted(str(form) for own in each for form in own) == sorted(map(str, forms))
+        longest = max(sum(form.seconds for form in own) for own in each)
+        # What the rule is known for: within a third of the best, which is no less than either of these.
+        assert longest <= 4 / 3 * max(sum(form.seconds for form in forms) / count, forms[0].seconds)
+    assert {form.part for form in forms if form.kind == "filters"} == set(range(5))
 
 
 def test_each_entry_of_the_few_row_product_has_the_tiles_of_its_rows() -> None:
