@@ -6,7 +6,8 @@ page divides 64 and is named by a chain of its own over pages, from the same roo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from dragoman.prefix_hash import UNIT_TOKENS, next_hash
@@ -59,6 +60,32 @@ class PageHasher:
         else:
             self._page_parent = next_hash(self._page_parent, token_ids[start:end])
         self.pages.append(PageHash(self._page_parent, tuple(units)))
+
+
+class Pages:
+    """The first pages of a sequence, each hashed when it is first looked at: who looks for what is cached stops where nothing is."""
+
+    __slots__ = ("_count", "_hasher", "_token_ids")
+
+    def __init__(self, hasher: PageHasher, token_ids: Sequence[int], count: int) -> None:
+        """`count` pages; `token_ids` hold them."""
+        self._hasher, self._token_ids, self._count = hasher, token_ids, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> PageHash:
+        """One page, by its number from 0."""
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return self._hasher.extend(self._token_ids, index + 1)[index]
+
+    def __iter__(self) -> Iterator[PageHash]:
+        return map(self.__getitem__, range(self._count))
+
+    def behind(self, num_pages: int) -> Iterator[PageHash]:
+        """All but the first `num_pages`."""
+        return islice(self, num_pages, None)
 
 
 def check_page_size(page_size: int) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from dragoman_agent.cache.block_pool import BlockPool
-from dragoman_agent.cache.hashing import PageHash
+from dragoman_agent.cache.hashing import PageHash, Pages
 from dragoman_agent.cache.lower_tiers import Found, LowerTiers
 from dragoman_agent.cache.tier_choice import TierName, num_worth_bringing
 from dragoman_agent.device.base import BlockCopy, BlockDevice, DeviceError, UInt8Array
@@ -94,22 +94,21 @@ class Bringer:
         """Blocks with a reference of a run."""
         return {block for run in self._runs for block in run.held}
 
-    def bring(self, pages: Sequence[PageHash], cached: Sequence[int], num_tail_tokens: int, waiter: Waiter) -> bool:
+    def bring(self, pages: Pages, cached: Sequence[int], num_tail_tokens: int, waiter: Waiter) -> bool:
         """Bring what continues `cached`, the blocks of the first of `pages`, if that pays; False when there is nothing to wait for.
 
         `num_tail_tokens` are computed behind the pages in any case. `waiter` is called once, in a later `turn`.
         """
-        wanted = pages[len(cached) :]
-        if not wanted:
+        if len(pages) <= len(cached):
             return False
-        under_way = self._coming.get(wanted[0].digest)
+        under_way = self._coming.get(pages[len(cached)].digest)
         if under_way is not None:
             under_way.waiters.append(waiter)
             return True
-        found = self._tiers.run(wanted)
+        found = self._tiers.run(pages.behind(len(cached)))
         if not found:
             return False
-        num_left = (len(wanted) - len(found)) * self._page_size + num_tail_tokens
+        num_left = (len(pages) - len(cached) - len(found)) * self._page_size + num_tail_tokens
         count = self.num_worth(found, num_left)
         if not count:
             self.num_declined += 1
@@ -129,7 +128,7 @@ class Bringer:
             tiers, rates, self._block_bytes, self._page_size, num_tail_tokens, self._prefill_seconds
         )
 
-    def start(self, pages: Sequence[PageHash], cached: Sequence[int], found: list[Found]) -> Run | None:
+    def start(self, pages: Sequence[PageHash] | Pages, cached: Sequence[int], found: list[Found]) -> Run | None:
         """Begin to bring `found`, which continue `cached`; None where there is no room."""
         pool = self._pool
         if self._tiers.problem or len(self._runs) >= MAX_NUM_RUNS:

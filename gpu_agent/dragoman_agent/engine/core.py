@@ -209,6 +209,7 @@ class EngineCore:
         submitted = time.perf_counter() if self._submit_computes else done("submit", begun)
         self._in_flight.append(InFlight(built, plan, handle, plan.num_prefill_tokens, len(plan.decodes), begun))
         self.scheduler.release_ahead()
+        self.scheduler.hash_ahead(plan)
         done("release", submitted)
         return True
 

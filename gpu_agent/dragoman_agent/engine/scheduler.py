@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dragoman_agent.cache.block_pool import BlockPool
-from dragoman_agent.cache.hashing import PageHash
+from dragoman_agent.cache.hashing import Pages
 from dragoman_agent.engine.memory_limit import MemoryLimit
 from dragoman_agent.engine.messages import Tune
 from dragoman_agent.engine.queue import WaitingQueue
@@ -329,14 +329,14 @@ class Scheduler:
         """Cached blocks `sequence` can start from; its last token is computed again in any case, for its logits."""
         return self.pool.lookup_prefix(self._startable_pages(sequence))
 
-    def _startable_pages(self, sequence: Sequence) -> list[PageHash]:
+    def _startable_pages(self, sequence: Sequence) -> Pages:
         """The pages it need not compute where they are cached."""
         num_pages = (len(sequence.token_ids) - 1) // self.page_size
         scores = sequence.scores_due
         if scores is not None:
             # A cached token has no logits: what is still to be scored is computed.
             num_pages = min(num_pages, scores.num_done // self.page_size)
-        return sequence.hasher.extend(sequence.token_ids, num_pages)[:num_pages]
+        return Pages(sequence.hasher, sequence.token_ids, num_pages)
 
     # Results.
 
@@ -351,6 +351,11 @@ class Scheduler:
             sequence.num_computed += count
         for sequence in sampled[len(plan.decodes) :]:
             sequence.future_step = step
+
+    def hash_ahead(self, plan: StepPlan) -> None:
+        """Hash the pages that a step under way fills, by which `publish` will name them. Call it while the device works."""
+        for sequence, _ in plan.prefills:
+            sequence.hasher.extend(sequence.token_ids, sequence.num_computed // self.page_size)
 
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
         """Offer the full pages among the first `num_tokens` of a sequence to the prefix cache.

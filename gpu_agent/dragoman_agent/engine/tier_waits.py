@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from dragoman_agent.cache.hashing import PageHash
+from dragoman_agent.cache.hashing import Pages
 from dragoman_agent.engine.queue import WaitingQueue
 from dragoman_agent.engine.request import Sequence, Status
 
@@ -16,9 +16,7 @@ MAX_NUM_WAITS = 2  # of a sequence: what went again meanwhile is computed
 class LowerTiers(Protocol):
     """What lies below the pool's blocks; see tiers.py."""
 
-    def bring(
-        self, pages: list[PageHash], cached: list[int], num_tail_tokens: int, waiter: Callable[[float], None]
-    ) -> bool:
+    def bring(self, pages: Pages, cached: list[int], num_tail_tokens: int, waiter: Callable[[float], None]) -> bool:
         """Whether blocks that continue `cached` are on their way; `waiter` then hears when to go on."""
 
     def forget(self, digest: bytes) -> None:
@@ -38,7 +36,7 @@ class TierWaits:
         self._blocked = blocked
         self._page_size = page_size
 
-    def begin(self, sequence: Sequence, pages: list[PageHash], cached: list[int]) -> bool:
+    def begin(self, sequence: Sequence, pages: Pages, cached: list[int]) -> bool:
         """Whether `sequence`, next in line, now waits for blocks that continue `cached`, those of the first of `pages`."""
         if sequence.num_waits >= MAX_NUM_WAITS:
             return False
@@ -50,7 +48,7 @@ class TierWaits:
         self._blocked.add(sequence)
         return True
 
-    def look_ahead(self, sequence: Sequence, pages: list[PageHash], cached: list[int]) -> None:
+    def look_ahead(self, sequence: Sequence, pages: Pages, cached: list[int]) -> None:
         """Let its blocks come while it waits for something else."""
         self._bring(sequence, pages, cached, lambda now: None)
 
@@ -59,9 +57,7 @@ class TierWaits:
         if sequence.hasher.pages:
             self.tiers.forget(sequence.hasher.pages[0].digest)
 
-    def _bring(
-        self, sequence: Sequence, pages: list[PageHash], cached: list[int], waiter: Callable[[float], None]
-    ) -> bool:
+    def _bring(self, sequence: Sequence, pages: Pages, cached: list[int], waiter: Callable[[float], None]) -> bool:
         num_tail = len(sequence.token_ids) - len(pages) * self._page_size
         return self.tiers.bring(pages, cached, num_tail, waiter)
 

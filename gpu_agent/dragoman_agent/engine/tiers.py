@@ -12,7 +12,7 @@ import psutil
 from dragoman_agent.cache.block_pool import BlockPool
 from dragoman_agent.cache.disk_store import DiskStore, format_key
 from dragoman_agent.cache.disk_tier import DiskTier
-from dragoman_agent.cache.hashing import PageHash
+from dragoman_agent.cache.hashing import PageHash, Pages
 from dragoman_agent.cache.host_tier import HostTier
 from dragoman_agent.cache.lower_tiers import LowerTiers
 from dragoman_agent.cache.tier_choice import TierSizes
@@ -71,7 +71,7 @@ class KvTiers:
             self.bringer.turn(now)
         self._worked = self.demoter.turn(now, is_idle=is_idle)
 
-    def bring(self, pages: Sequence[PageHash], cached: Sequence[int], num_tail_tokens: int, waiter: Waiter) -> bool:
+    def bring(self, pages: Pages, cached: Sequence[int], num_tail_tokens: int, waiter: Waiter) -> bool:
         """See Bringer."""
         return self.bringer.bring(pages, cached, num_tail_tokens, waiter)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.prefix_hash import prefix_hashes, root_hash
-from dragoman_agent.cache.hashing import PageHasher, check_page_size
+from dragoman_agent.cache.hashing import PageHasher, Pages, check_page_size
 
 ROOT = root_hash(b"digest")
 TOKENS = list(range(1000, 1000 + 600))
@@ -50,3 +50,17 @@ def test_root_and_every_earlier_token_decide_the_name() -> None:
 def test_page_sizes_that_do_not_fit_units_are_refused(page_size: int) -> None:
     with pytest.raises(ValueError, match="page size"):
         check_page_size(page_size)
+
+
+def test_pages_are_hashed_when_they_are_looked_at() -> None:
+    hasher = PageHasher(ROOT, 64)
+    pages = Pages(hasher, TOKENS, 5)
+    assert (len(pages), len(hasher.pages)) == (5, 0)
+    assert next(iter(pages)) == pages[0] and len(hasher.pages) == 1
+    assert next(pages.behind(2)) == pages[2] and len(hasher.pages) == 3
+    hasher.extend(TOKENS, 9)
+    assert list(pages) == hasher.pages[:5], "no more than asked for, though more are hashed"
+    assert list(pages.behind(5)) == []
+    for index in (5, -1):
+        with pytest.raises(IndexError):
+            pages[index]

@@ -165,3 +165,22 @@ def test_answers_are_the_same_as_when_each_step_is_waited_for(
     waiting = EngineCore(device, tokenizer, bytes.fromhex(model.digest), ahead.plan, run_ahead=False)
     expected = answers(e for e in run_all(waiting, commands) if not isinstance(e, Opened))
     assert {key: a.token_ids for key, a in found.items()} == {key: a.token_ids for key, a in expected.items()}
+
+
+def test_a_new_prompt_is_with_the_device_before_its_pages_are_hashed(lab: Any, start: Any) -> None:
+    """All but the first, which nothing is cached for; the device works while the others get their names."""
+    here = lab(max_batch_tokens=256)
+    hashed: list[int] = []
+    submit = here.device.submit
+
+    def noting(batch: Any) -> Any:
+        hashed.append(len(sequence.hasher.pages))
+        return submit(batch)
+
+    here.device.submit = noting
+    here.core.receive(start("r", [7 + i % 90 for i in range(600)], 4))
+    (sequence,) = here.core.requests["r"].sequences
+    here.core.launch()
+    page_size = here.plan.page_size
+    assert hashed == [1, 256 // page_size], "two steps are under way, one behind the other"
+    assert len(sequence.hasher.pages) == 512 // page_size
