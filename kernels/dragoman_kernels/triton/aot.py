@@ -203,6 +203,8 @@ def _launch_attention(shape: ModelShape, capability: int, pages: Sequence[int]) 
     for page, dtype in itertools.product(pages, _KV_TYPES if capability >= _FLOAT8_CAPABILITY else _KV_TYPES[:1]):
         for launch in decode_launches(group, shape.head_dim, page, limit):
             launch_decode(shape, page, launch, dtype)
+            if dtype is torch.bfloat16:  # no plan groups sequences whose K and V are in eight bits
+                launch_decode(shape, page, launch, dtype, grouped=True)
         for choice in prefill_launches(shape.head_dim, page, version, limit):
             launch_prefill(shape, page, choice, dtype)
         if dtype is torch.bfloat16:
@@ -217,13 +219,18 @@ def _cache(shape: ModelShape, page: int, dtype: torch.dtype) -> torch.Tensor:
     return _zeros(2, shape.num_kv_heads, page, shape.head_dim).to(dtype)
 
 
-def launch_decode(shape: ModelShape, page: int, launch: DecodeLaunch, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Unsplit, and split in the most parts: what lies between uses no more. K and V are in `dtype`."""
+def launch_decode(
+    shape: ModelShape, page: int, launch: DecodeLaunch, dtype: torch.dtype = torch.bfloat16, *, grouped: bool = False
+) -> None:
+    """Unsplit, and split in the most parts: what lies between uses no more. K and V are in `dtype`; `grouped`: sequences
+    share programs.
+    """
     cache = _cache(shape, page, dtype)
     q = _zeros(1, shape.num_heads, shape.head_dim)
     for splits in (DECODE_SPLITS[0], DECODE_SPLITS[-1]):
         work = DecodeWorkspace(1, shape.num_heads, shape.head_dim, splits, _CPU)
-        paged_decode_attention(q, cache, cache, _ints(1, 4), _ints(1), work, splits, **asdict(launch))
+        rows = _ints(1) if grouped else None
+        paged_decode_attention(q, cache, cache, _ints(1, 4), _ints(1), work, splits, **asdict(launch), group_rows=rows)
 
 
 def launch_prefill(shape: ModelShape, page: int, launch: PrefillLaunch, dtype: torch.dtype = torch.bfloat16) -> None:

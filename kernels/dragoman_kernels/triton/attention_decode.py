@@ -1,7 +1,8 @@
 """Paged decode attention: one query token a sequence, its context split over several programs, then merged.
 
 The number of splits is fixed by the caller (so a graph replays for any lengths); each program finds its own part from the
-sequence's length. A row's result depends on its length and the number of splits, on no other row.
+sequence's length. A row's result depends on its length and the number of splits, on no other row. Sequences may share a
+program, one after another: short ones then start fewer programs.
 """
 
 from __future__ import annotations
@@ -15,17 +16,15 @@ from dragoman_kernels.triton.float8 import is_float8
 from dragoman_kernels.triton.paging import tile_offsets
 
 
-# Neither the width of the tables nor where they lie in a packed buffer may make a new binary.
-@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables_ptr", "lens_ptr"])
-def _decode_split_kernel(
-    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
+@triton.jit
+def _attend(
+    seq, q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
     scale_log2, value_scale, table_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, FLOAT8: tl.constexpr, DEPENDENT: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
-    begin(DEPENDENT)
-    seq = tl.program_id(0).to(tl.int64)
+    """One part of the context of sequence `seq` (int64), for the heads of one KV head."""
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     context = tl.load(lens_ptr + seq)
@@ -82,6 +81,38 @@ def _decode_split_kernel(
         tl.store(partial_ptr + slot[:, None] * HEAD_DIM + dims[None, :], partial, mask=q_mask)
 
 
+# Neither the width of the tables nor where they lie in a packed buffer may make a new binary.
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables_ptr", "lens_ptr", "group_rows_ptr"]
+)
+def _decode_split_kernel(
+    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, group_rows_ptr, out_ptr, partial_ptr, lse_ptr,
+    scale_log2, value_scale, table_stride,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, FLOAT8: tl.constexpr, GROUPED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    begin(DEPENDENT)
+    if GROUPED:
+        # As many programs as sequences, whatever the word says, so that a graph serves every number of rows.
+        num_rows = tl.load(group_rows_ptr)
+        first_seq = tl.program_id(0).to(tl.int64) * num_rows
+        last_seq = tl.minimum(first_seq + num_rows, tl.num_programs(0))
+        for seq in tl.range(first_seq, last_seq):
+            _attend(
+                seq, q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
+                scale_log2, value_scale, table_stride, NUM_KV_HEADS, GROUP, GROUP_PAD, HEAD_DIM, DIM_PAD, PAGE, BLOCK_N,
+                NUM_SPLITS, NUM_STAGES, FLOAT8,
+            )  # fmt: skip
+    else:
+        _attend(
+            tl.program_id(0).to(tl.int64), q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
+            scale_log2, value_scale, table_stride, NUM_KV_HEADS, GROUP, GROUP_PAD, HEAD_DIM, DIM_PAD, PAGE, BLOCK_N,
+            NUM_SPLITS, NUM_STAGES, FLOAT8,
+        )  # fmt: skip
+
+
 @triton.jit
 def _decode_merge_kernel(
     partial_ptr, lse_ptr, out_ptr, HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, NUM_SPLITS: tl.constexpr,
@@ -127,6 +158,7 @@ def paged_decode_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     dependent: bool = False,
+    group_rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one query token a sequence over its paged context; returns [num_seqs, num_heads, head_dim], `out` where given.
@@ -136,6 +168,8 @@ def paged_decode_attention(
     `num_splits` is a power of two.
     A tile has `block_n` keys, of one page or of several. Which launch is quickest is the plan's business: the defaults
     are only ones that run on every architecture. Caches in float8_e4m3fn are times `key_scale` and `value_scale`.
+    `group_rows`, int32 [1] on the device and at least 1 when the kernel runs: so many sequences one after another share a
+    program, which changes no bit of them. None: each has programs of its own, in a binary that knows of no groups.
     """
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
@@ -145,12 +179,12 @@ def paged_decode_attention(
     scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634 * key_scale
     padded_dim = triton.next_power_of_2(head_dim)
     _decode_split_kernel[(num_seqs, num_kv_heads, num_splits)](
-        q, k_cache, v_cache, block_tables, context_lens, out, workspace.partial, workspace.lse,
+        q, k_cache, v_cache, block_tables, context_lens, group_rows, out, workspace.partial, workspace.lse,
         scale_log2, value_scale, block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, DIM_PAD=padded_dim, PAGE=page, BLOCK_N=block_n,
-        NUM_SPLITS=num_splits, NUM_STAGES=num_stages, FLOAT8=is_float8(k_cache), num_warps=num_warps,
-        **launch_options(dependent),
+        NUM_SPLITS=num_splits, NUM_STAGES=num_stages, FLOAT8=is_float8(k_cache),
+        GROUPED=group_rows is not None, num_warps=num_warps, **launch_options(dependent),
     )  # fmt: skip
     if num_splits > 1:
         _decode_merge_kernel[(num_seqs * num_heads,)](

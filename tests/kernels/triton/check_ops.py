@@ -81,6 +81,35 @@ def check_decode(device, dtype, lens, heads, kv_heads, dim, page, num_splits, **
     return error(out, expected)
 
 
+def check_grouped(device, dtype, lens, heads, kv_heads, dim, page, num_splits, *, float8=False, **launch) -> float:
+    """Against float64, with rows of padding; infinite where a row has other bits when several share a program, or padding any."""
+    k, v, tables = paged(device, torch.float32 if float8 else dtype, lens, kv_heads, page, dim, seed=31)
+    k, v = (one.to(torch.float8_e4m3fn) for one in (k, v)) if float8 else (k, v)
+    q = torch.randn((len(lens), heads, dim), generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    workspace = DecodeWorkspace(len(lens), heads, dim, num_splits, device)
+    lengths = torch.tensor(lens, dtype=torch.int32, device=device)
+    word = torch.ones(1, dtype=torch.int32, device=device)
+
+    def attend(group_rows: torch.Tensor | None) -> torch.Tensor:
+        for kept in (workspace.partial, workspace.lse):
+            kept.fill_(float("nan"))
+        out = torch.full_like(q, float("nan"))
+        return paged_decode_attention(
+            q, k, v, tables, lengths, workspace, num_splits, group_rows=group_rows, out=out, **launch
+        )
+
+    alone = attend(None)
+    for rows in (1, 2, 4, 8):
+        if not torch.equal(attend(word.fill_(rows)), alone):
+            return float("inf")
+    held = lengths > 0
+    if alone[~held].any():
+        return float("inf")
+    starts, kept = list(range(int(held.sum()) + 1)), [length for length in lens if length]
+    expected = reference.paged_attention(q[held], k.float(), v.float(), tables[held], starts, kept)
+    return error(alone[held], expected) / (100 if float8 else 1)
+
+
 def check_prefill(device, dtype, chunks, befores, heads, kv_heads, dim, page, block_m=64, **launch) -> float:
     lens = [a + b for a, b in zip(chunks, befores, strict=True)]
     k, v, tables = paged(device, dtype, lens, kv_heads, page, dim, seed=7)
@@ -379,6 +408,10 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
         "rope-2x1x80": lambda: check_rope(device, dtype, 2, 1, 80, 16, False),
         "decode-one": lambda: check_decode(device, dtype, [1], 2, 1, 64, 64, 1),
         "decode-mixed-split4": lambda: check_decode(device, dtype, [1, 64, 65, long], 6, 2, 64, 64, 4),
+        "decode-grouped": lambda: check_grouped(device, dtype, [1, 64, 0, 65, long, 7, 0, 30, 90, 0], 6, 2, 64, 64, 1),
+        "decode-grouped-split4": lambda: check_grouped(
+            device, dtype, [long, 0, 17, 65, 33], 4, 4, 64, 16, 4, block_n=16
+        ),
         "decode-80": lambda: check_decode(device, dtype, [long // 2], 4, 4, 80, 64, 2),
         "prefill-fresh": lambda: check_prefill(device, dtype, [70, 1, 33], [0, 0, 0], 2, 1, 64, 64),
         "prefill-chunk": lambda: check_prefill(device, dtype, [30, 20], [64, 101], 2, 2, 64, 64),
@@ -410,6 +443,15 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> dict[str, Ca
             for kind in ("decode", "prefill", "fixed")
             if has_float8(device)
         },
+        **(
+            {
+                "decode-grouped-float8": lambda: check_grouped(
+                    device, dtype, [70, 0, 9, 64], 6, 2, 64, 64, 2, float8=True
+                )
+            }
+            if has_float8(device)
+            else {}
+        ),
         **({"rope-float8": lambda: check_rope_float8(device, dtype)} if has_float8(device) else {}),
         "sampling-5000": lambda: check_sampling(device, dtype, 5000),
         "unpack": lambda: check_unpack(device),

@@ -75,6 +75,33 @@ def test_a_new_compilation_uses_what_is_said() -> None:
     assert registers <= 1.4 * said.num_registers
 
 
+def test_a_kernel_that_groups_sequences_takes_one_word_more_and_no_other_memory() -> None:
+    """Compiled for sm_80 and sm_90: the kernel without groups knows nothing of the word."""
+    code = (
+        "from dragoman_kernels.triton import aot\n"
+        "from dragoman_kernels.triton.launches import DecodeLaunch\n"
+        "shape = aot.ModelShape('m', 16, 8, 128, 512, 512, 1024, False)\n"
+        "for capability in (80, 90):\n"
+        "    for grouped in (False, True):\n"
+        "        with aot.compiling_for(capability) as found:\n"
+        "            aot.launch_decode(shape, 64, DecodeLaunch(64, 4, 5), grouped=grouped)\n"
+        "        for name, one, text in found.values():\n"
+        "            if name == 'triton.decode_split' and 'NUM_SPLITS=1 ' in text:\n"
+        "                words = one.asm['ptx'].count('\\t.param .')\n"
+        "                print(words, one.metadata.shared, *aot.resource_usage(one.asm['cubin']))\n"
+    )
+    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=environ
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert len(lines) == 4
+    for plain, grouped in zip(lines[::2], lines[1::2], strict=True):
+        assert (grouped[0], grouped[1]) == (plain[0] + 1, plain[1])
+        assert plain[3] == grouped[3] == 0 and grouped[2] <= MAX_NUM_REGISTERS
+
+
 @pytest.mark.parametrize("capability", sorted(SHARED_LIMIT_BYTES))
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("page", [16, 64, 128])
