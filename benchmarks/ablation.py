@@ -13,7 +13,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.gpu_setup import Loaded, Result, Setup
@@ -98,8 +98,17 @@ def plans_of(here: Setup) -> dict[str, Plan]:
     }
 
 
-def ablation(here: Setup, loaded: Loaded, deadline: float = math.inf) -> list[Result]:
-    """Results of each batch; of those before `deadline` (time.monotonic)."""
+def ablation(
+    here: Setup,
+    loaded: Loaded,
+    deadline: float = math.inf,
+    until: float = math.inf,
+    keep: Callable[[Sequence[Result]], None] = lambda _: None,
+) -> list[Result]:
+    """Results of each batch; of those before `deadline` (time.monotonic). `keep` gets them after each.
+
+    `until` is this model's part of the time: it takes from the repeats above `MIN_REPEATS`, never from the batches.
+    """
     plans = plans_of(here)
     devices: dict[str, CudaDevice] = {}
     results: list[Result] = []
@@ -110,21 +119,23 @@ def ablation(here: Setup, loaded: Loaded, deadline: float = math.inf) -> list[Re
         for label, plan in plans.items():
             devices[label] = loaded.device(plan)
         cores = {label: build_core(devices[label], here.source, plan) for label, plan in plans.items()}
-        for batch in BATCHES:
+        for number, batch in enumerate(BATCHES):
             if time.monotonic() > deadline:
                 print(f"  b{batch}: left out, no time is left", flush=True)
                 continue
-            results += results_of(batch, plans, measure(cores, batch))
+            share = (until - time.monotonic()) / (len(BATCHES) - number)
+            results += results_of(batch, plans, measure(cores, batch, min(BATCH_SECONDS, share)))
+            keep(results)
     finally:
         for device in devices.values():
             device.close()
     return results
 
 
-def measure(cores: Mapping[str, EngineCore], batch: int) -> dict[str, list[Run]]:
-    """Repeats by plan, the first of each not counted: as many as there is time for."""
+def measure(cores: Mapping[str, EngineCore], batch: int, seconds: float = BATCH_SECONDS) -> dict[str, list[Run]]:
+    """Repeats by plan, the first of each not counted: `MIN_REPEATS`, and as many more as `seconds` have room for."""
     found: dict[str, list[Run]] = {label: [] for label in cores}
-    end = time.monotonic() + BATCH_SECONDS
+    end = time.monotonic() + seconds
     for repeat in range(MAX_REPEATS + 1):
         if repeat > MIN_REPEATS and time.monotonic() > end:
             break

@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from dragoman_agent.device.base import StepBatch
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.source import ModelSource, open_model
+from dragoman_agent.pal import tuned as tuned_module
 from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.found import FoundDevice
 from dragoman_agent.pal.kernel_times import step_key
@@ -31,7 +32,7 @@ from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
 from dragoman_agent.pal.tuned import tune_all
-from dragoman_agent.pal.tuning import load_timings
+from dragoman_agent.pal.tuning import Case, load_timings, tune
 
 CACHE = Path("/tmp/dragoman-bench")
 MAX_CONTEXT = 9216
@@ -49,8 +50,10 @@ class Setup:
     timings: Timings
     plan: Plan
     untuned: Plan  # from the profile alone
-    tuning_seconds: float
+    tuning_seconds: float  # this model's share of them
     limits: Limits
+    tuned_cases: tuple[Case, ...] = ()  # what was timed in this process, for all models
+    all_tuning_seconds: float = 0.0
 
     def step_keys(self, device: CudaDevice) -> dict[str, float]:
         """The decode steps that `device` timed when it loaded, by their keys in Timings."""
@@ -69,16 +72,30 @@ def tuned(names: Sequence[str], limits: Limits = LIMITS) -> dict[str, Setup]:
     index, begin = profile.device.index, time.perf_counter()
     held = load_timings(CACHE, profile.fingerprint)
     configs = [source.config for source in sources.values()]
-    timings = tune_all(profile, configs, limits, Switches(), held, CACHE, index, _say)
+    asked: list[Case] = []
+    with mock.patch.object(tuned_module, "tune", _noting(asked)):
+        timings = tune_all(profile, configs, limits, Switches(), held, CACHE, index, _say)
     seconds = time.perf_counter() - begin
+    cases = tuple({case.key: case for case in asked}.values())
     made = {}
     for name, source in sources.items():
         plan, decisions = plan_for(profile, source.config, limits, Switches(), timings)
         _say(f"{name}: page {plan.page_size}, chunk {plan.max_batch_tokens}, blocks {plan.num_blocks}")
         for decision in decisions:
             print(f"    {decision.subject}: {decision.chosen} ({decision.reason})")
-        made[name] = Setup(source, found, profile, timings, plan, untuned[name], seconds / len(sources), limits)
+        own = seconds / len(sources)
+        made[name] = Setup(source, found, profile, timings, plan, untuned[name], own, limits, cases, seconds)
     return made
+
+
+def _noting(asked: list[Case]) -> Callable[..., Timings]:
+    """`pal.tuning.tune`, which also notes the cases that it has to time."""
+
+    def tune_and_note(cases: Sequence[Case], held: Timings, *others: Any) -> Timings:
+        asked.extend(case for case in cases if not held.knows(case.key))
+        return tune(cases, held, *others)
+
+    return tune_and_note
 
 
 def setup(name: str, limits: Limits = LIMITS) -> Setup:

@@ -1,6 +1,7 @@
 """Each planned choice against exhaustive search over the same candidates. Run by `benchmarks.pal_gpu`.
 
-Attention launches are timed alone at 3 batches and 3 contexts; page, graph sizes and chunk by whole steps on the device.
+Attention launches are timed alone at 4 batches and 3 contexts, forms of prefill attention at 3 shapes; page, graph sizes and chunk
+by whole steps on the device.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from benchmarks import attention_variants
 from benchmarks.gpu_setup import Loaded, Result, Setup, step_seconds
 
 from dragoman_agent.device.base import SamplingBatch, StepBatch, no_ids
@@ -262,29 +264,42 @@ def prefill_batch(plan: Plan, model: ModelConfig, tokens: int, prompt: int = 512
     )
 
 
-def plan_quality(here: Setup, loaded: Loaded, deadline: float = math.inf) -> list[Result]:
-    """A result a choice; of those begun before `deadline` (time.monotonic)."""
+def plan_quality(
+    here: Setup,
+    loaded: Loaded,
+    deadline: float = math.inf,
+    keep: Callable[[Sequence[Result]], None] = lambda _: None,
+) -> list[Result]:
+    """A result a choice; of those begun before `deadline` (time.monotonic). `keep` gets them after each part."""
     steps: list[Callable[[], dict[str, list[float]]]] = [
         lambda: attention(here),
+        lambda: attention_variants.attention_variants(here),
         lambda: {"page-size": pages(here, loaded)},
         lambda: {"graph-buckets": graphs(here, loaded)},
         lambda: {"chunk-size": chunks(here, loaded)},
     ]
-    shares: dict[str, list[float]] = {}
+    results: list[Result] = []
     for number, measure in enumerate(steps):
         if time.monotonic() > deadline:
             print(f"  {len(steps) - number} of {len(steps)} parts left out, no time is left", flush=True)
             break
         try:
-            shares |= measure()
+            results += results_of(measure())
+            keep(results)
         except (ValueError, RuntimeError) as error:  # one part costs no other
             print(f"  a part failed: {error}", flush=True)
+    return results
+
+
+def results_of(shares: Mapping[str, Sequence[float]]) -> list[Result]:
+    """A result a choice, its samples by shape."""
     results: list[Result] = []
     for choice, samples in shares.items():
-        note = f"mean of {len(samples)} shapes, least {min(samples):.3f}; selecting all took {here.tuning_seconds:.0f} s a model"
+        note = f"mean of {len(samples)} shapes, least {min(samples):.3f}"
+        note += f"; {attention_variants.NOTE}" if choice == "attention-variant" else ""
         print(f"  {choice}: {statistics.fmean(samples):.3f} ({note})", flush=True)
         results.append(
-            {"bench": "plan_quality", "case": choice, "metric": "share_of_best", "samples": samples, "predicted": 1.0,
+            {"bench": "plan_quality", "case": choice, "metric": "share_of_best", "samples": list(samples), "predicted": 1.0,
              "note": note}
         )  # fmt: skip
     return results

@@ -85,7 +85,7 @@ class Step:
         """The same by cuDNN. Raises DeviceError where it is not there."""
         counts = np.diff(self.starts)
         sizes = AttentionSizes(
-            self.q.shape[1], self.keys.shape[1], self.q.shape[2], PAGE, self.keys.shape[0], len(self.lens),
+            self.q.shape[1], self.keys.shape[1], self.q.shape[2], self.keys.shape[2], self.keys.shape[0], len(self.lens),
             int(counts.max()), int(self.lens.max()),
         )  # fmt: skip
         library = CudnnAttention(sizes, torch.cuda.current_stream())
@@ -94,15 +94,17 @@ class Step:
         return lambda: library.run(self.q, self.keys, self.values, part, out)
 
 
-def make_step(prompts: list[tuple[int, int]], heads: int, kv_heads: int, dim: int) -> Step:
+def make_step(
+    prompts: Sequence[tuple[int, int]], heads: int, kv_heads: int, dim: int, *, page: int = PAGE, device: str = "cuda"
+) -> Step:
     """`prompts` are (queries, tokens before them); their pages lie anywhere."""
-    card = torch.device("cuda")
+    card = torch.device(device)
     counts = np.array([count for count, _ in prompts])
     lens = (counts + [before for _, before in prompts]).astype(np.int32)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    width = -(-int(lens.max()) // PAGE)
+    width = -(-int(lens.max()) // page)
     tables = (torch.randperm(len(prompts) * width, device=card).int() + 1).view(len(prompts), width)
-    size = (len(prompts) * width + 1, kv_heads, PAGE, dim)
+    size = (len(prompts) * width + 1, kv_heads, page, dim)
     keys, values, q = (torch.randn(s, device=card).bfloat16() for s in (size, size, (int(starts[-1]), heads, dim)))
     return Step(q, keys, values, tables, starts, lens)
 

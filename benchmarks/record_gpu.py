@@ -47,11 +47,15 @@ UNITS = {
     "tokens_per_second": "1/s",
     "gb_per_second": "GB/s",
     "seconds_to_first_token": "s",
+    "selection_seconds_a_shape": "s",
+    "planning_seconds": "s",
+    "changed_fields": "1",
 }
 RATIOS = (
     "predicted_over_measured", "pal_on_over_off", "p50_on_over_off", "p99_on_over_off", "wrong_profile_over_own",
     "share_of_best", "own_plan_over_whole", "ttft_over_computed",
 )  # fmt: skip
+OF_SHAPES = ("share_of_best", "selection_seconds_a_shape")  # a sample a shape, whose mean is what a bar is for
 COMMANDS = {
     "embed": "embed_gpu",
     "start": "start_gpu",
@@ -59,12 +63,13 @@ COMMANDS = {
     "step_model": "pal_gpu",
     "ablation": "pal_gpu",
     "plan_quality": "pal_gpu",
+    "wrong_profile": "pal_gpu",
     "small_card": "small_card",
     "quote": "quote --device cuda --model",
     "tiers": "tiers --device cuda --tier host --model",
 }
 GROUPS = {"quote": "control"}  # benches whose records are not in h200.json
-SHARES = ("median_error", "inside_p10_p90")
+SHARES = ("median_error", "inside_p10_p90", "refused")
 
 
 def records_of(body: dict[str, Any]) -> list[record.Record]:
@@ -113,7 +118,7 @@ def case_of(model: str, bench: str, case: str) -> str:
 def note_of(result: dict[str, Any]) -> str:
     """The note; with the mean where several shapes make one figure."""
     note: str = result.get("note", "")
-    if result["bench"] == "plan_quality" and len(result["samples"]) > 1:
+    if result["metric"] in OF_SHAPES and len(result["samples"]) > 1:
         return f"mean {statistics.fmean(result['samples']):.3f} of the shapes, whose median is the value; {note}"
     return note
 

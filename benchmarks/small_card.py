@@ -21,9 +21,10 @@ from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, keep, step_secon
 from benchmarks.plan_quality import prefill_batch
 
 from dragoman_agent.device.base import StepBatch
+from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.pal.forced import find_profile, take_forced
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import DecodeAttention, Plan
 from dragoman_agent.pal.planner import plan_for
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
@@ -47,14 +48,48 @@ def whole_plan(here: Setup, profile: str, timings: Path | None) -> Plan:
     return plan_for(whole, here.source.config, LIMITS, Switches(), held)[0]
 
 
+def changed_fields(own: Plan, whole: Plan) -> dict[str, tuple[object, object]]:
+    """What the two plans have otherwise: (own, whole) by field, without what follows from the rest."""
+    pairs = {field.name: (getattr(own, field.name), getattr(whole, field.name)) for field in dataclasses.fields(own)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and name not in ("memory", "step_model")}
+
+
 def show(here: Setup, whole: Plan) -> None:
     """What the small card measured and what its plan changes."""
     for name in ("partition.multiprocessors", "memory.read_bandwidth", "compute.matmul_bfloat16", "memory.free"):
         print(f"  {name}: {here.profile.values[name].value}")
-    for field in dataclasses.fields(here.plan):
-        own, other = (getattr(plan, field.name) for plan in (here.plan, whole))
-        if own != other and field.name not in ("memory", "step_model"):
-            print(f"  {field.name}: own {str(own)[:160]}, whole {str(other)[:160]}")
+    for name, (own, other) in changed_fields(here.plan, whole).items():
+        print(f"  {name}: own {str(own)[:160]}, whole {str(other)[:160]}")
+
+
+def plan_result(here: Setup, whole: Plan, profile: str) -> Result:
+    """How many fields of the plan the small card changes: as timed on both, as predicted from both profiles, and against the plan
+    of the whole card where nothing bounds it.
+    """
+    predicted = changed_fields(here.untuned, whole_plan(here, profile, None))
+    there = changed_fields(
+        here.plan, plan_for(find_profile(profile).profile, here.source.config, LIMITS, Switches())[0]
+    )
+    timed = changed_fields(here.plan, whole)
+    words = [f"{name} {_short(own)} for {_short(other)}" for name, (own, other) in timed.items()]
+    seen = ", ".join(
+        f"{name} {float(here.profile.number(name)):.4g}"
+        for name in ("partition.multiprocessors", "memory.free", "memory.read_bandwidth")
+        if name in here.profile.values
+    )
+    return {
+        "bench": "small_card", "case": "plan", "metric": "changed_fields", "predicted": None,
+        "samples": [float(len(each)) for each in (timed, predicted, there)],
+        "note": f"the small card ({seen}) plans {'; '.join(words) or 'the same'}",
+    }  # fmt: skip
+
+
+def _short(value: object) -> str:
+    """A field's value in few letters: of launches by batch how many parts each has."""
+    if isinstance(value, tuple) and all(isinstance(one, DecodeAttention) for one in value):
+        return f"parts {[one.num_splits for one in value]}"
+    text = str(value)
+    return text if len(text) <= 50 else f"{text[:47]}..."
 
 
 def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> Iterator[dict[str, dict[str, list[float]]]]:
@@ -63,23 +98,27 @@ def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> Iterator[dict[
         label: replace(plan, num_blocks=KV_TOKENS // plan.page_size + 1, max_context_tokens=4096, mixed_graph_tokens=())
         for label, plan in plans.items()
     }
-    devices = {label: loaded.device(plan) for label, plan in small.items()}
+    devices: dict[str, CudaDevice] = {}
     found: dict[str, dict[str, list[float]]] = {}
 
     def time(case: str, label: str, tokens: int, batch: StepBatch, steps: int) -> None:
         seconds = statistics.median(step_seconds(devices[label], batch, steps))
         found.setdefault(case, {name: [] for name in plans})[label].append(tokens / seconds)
 
-    for turn in range(TURNS):
-        for label in list(plans)[::-1] if turn % 2 else plans:
-            for batch, context in CELLS:
-                step = decode_batch(small[label], batch, context)
-                time(f"decode-b{batch}-c{context}", label, batch, step, 8)
-            chunk = min(small[label].max_batch_tokens, PROMPT_TOKENS)
-            time("prefill", label, chunk, prefill_batch(small[label], here.source.config, chunk), 4)
-        yield found
-    for device in devices.values():
-        device.close()
+    try:
+        for label, plan in small.items():
+            devices[label] = loaded.device(plan)
+        for turn in range(TURNS):
+            for label in list(plans)[::-1] if turn % 2 else plans:
+                for batch, context in CELLS:
+                    step = decode_batch(small[label], batch, context)
+                    time(f"decode-b{batch}-c{context}", label, batch, step, 8)
+                chunk = min(small[label].max_batch_tokens, PROMPT_TOKENS)
+                time("prefill", label, chunk, prefill_batch(small[label], here.source.config, chunk), 4)
+            yield found
+    finally:
+        for device in devices.values():
+            device.close()
 
 
 def results_of(found: dict[str, dict[str, list[float]]]) -> list[Result]:
@@ -107,9 +146,11 @@ def main() -> None:
     whole = whole_plan(here, options.profile, options.whole_timings)
     show(here, whole)
     path = None if options.out is None else options.out / f"small_card-{options.model}.json"
-    results: list[Result] = []
+    plan_changed = plan_result(here, whole, options.profile)
+    results = [plan_changed]
+    keep(path, options.model, here.profile.device.index, results)
     for found in rates(Loaded(here.source), here, {"own": here.plan, "whole": whole}):
-        results = results_of(found)
+        results = [plan_changed, *results_of(found)]
         keep(path, options.model, here.profile.device.index, results)
     for result in results:
         print(f"  {result['case']}: {result['note']}", flush=True)

@@ -95,7 +95,9 @@ def test_embeddings(kept: Kept) -> None:
 def test_small_card(kept: Kept) -> None:
     turns = until_over([{"prefill": {"own": [2.0, 3.0, 4.0], "whole": [1.0, 2.0, 2.0]}}])
     parts = dict.fromkeys(("Loaded", "whole_plan", "show"), lambda *_: None) | {"rates": lambda *_: turns}
-    (one,) = kept(small_card, parts, "small_card-m.json")
+    parts["plan_result"] = giving(result("small_card", "plan", "changed_fields"))
+    plan, one = kept(small_card, parts, "small_card-m.json")
+    assert plan["metric"] == "changed_fields"
     assert one["samples"] == [2.0, 1.5, 2.0] and one["note"].startswith("1.500: own plan 3, whole card's plan 2")
 
 
