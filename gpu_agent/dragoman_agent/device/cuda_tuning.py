@@ -40,7 +40,8 @@ Case = dict[str, Any]
 Call = Callable[[], object]
 
 _REPEATS = 3
-_LAYER_REPEATS = 7  # of chains of layers, whose differences are small
+_MORE_REPEATS = 7
+_CLOSE_KINDS = ("decode-layers", "decode-grouped")  # whose differences are small
 _MIN_CALLS = 16  # in a graph: enough for the gap between two kernels to count as it does in a step
 _MIN_CHAINS = 4  # of layers, each of them tens of kernels
 _MAX_COPIES = 48
@@ -48,7 +49,7 @@ _ALIKE = 0.02  # of two results in bfloat16, in the Euclidean norm
 
 
 def time_cases(cases: Sequence[Case], index: int, *, compile_only: bool = False) -> dict[str, float | str]:
-    """Seconds a call by key, or why a case cannot run; see `pal.candidates.TuningCase` for kinds and shapes."""
+    """Seconds a call by key, or why a case cannot run; see `pal.candidates.TuningCase` for kinds and shapes, and GroupCase."""
     runtime = open_runtime("cuda", index)
     runtime.activate()
     device, stream = runtime.device, runtime.new_stream()
@@ -62,17 +63,17 @@ def time_cases(cases: Sequence[Case], index: int, *, compile_only: bool = False)
                     calls[0]()
                     runtime.synchronize()
                 else:
-                    found[case["key"]] = _time(calls, runtime, stream, is_chain=case["kind"] == "decode-layers")
+                    found[case["key"]] = _time(calls, runtime, stream, case["kind"])
             except Exception as error:  # whatever a compiler, a driver or torch says: this case alone is left out
                 found[case["key"]] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             runtime.release()
     return found
 
 
-def _time(calls: list[Call], runtime: Runtime, stream: Stream, *, is_chain: bool = False) -> float:
+def _time(calls: list[Call], runtime: Runtime, stream: Stream, kind: str) -> float:
     """Median seconds a call: `calls` in turn, in one graph, so that none finds its operands in L2."""
-    repeats = _LAYER_REPEATS if is_chain else _REPEATS
-    rounds = -(-(_MIN_CHAINS if is_chain else _MIN_CALLS) // len(calls))
+    repeats = _MORE_REPEATS if kind in _CLOSE_KINDS else _REPEATS
+    rounds = -(-(_MIN_CHAINS if kind == "decode-layers" else _MIN_CALLS) // len(calls))
 
     def run() -> None:
         for _ in range(rounds):
@@ -137,9 +138,18 @@ def _decode(case: Case, device: torch.device, cold: int) -> list[Call]:
     splits = config["num_splits"]
     workspace = DecodeWorkspace(batch, shape["num_heads"], shape["head_dim"], splits, device)
     launch = {name: config[name] for name in ("block_n", "num_stages", "num_warps")}
+    caches = _caches(shape, device, batch, cold)
+    rows = shape.get("rows", 0)  # that share a program
+    word = torch.full((1,), rows, dtype=torch.int32, device=device) if rows else None
+    if word is not None and cold:
+        alone = paged_decode_attention(q, *caches[0], lens, workspace, splits, **launch)
+        if not torch.equal(
+            alone, paged_decode_attention(q, *caches[0], lens, workspace, splits, **launch, group_rows=word)
+        ):
+            raise ValueError(f"a sequence has other bits where {rows} share a program")
     return [
-        lambda k=k, v=v, t=t: paged_decode_attention(q, k, v, t, lens, workspace, splits, **launch)  # type: ignore[misc]
-        for k, v, t in _caches(shape, device, batch, cold)
+        lambda k=k, v=v, t=t: paged_decode_attention(q, k, v, t, lens, workspace, splits, **launch, group_rows=word)  # type: ignore[misc]
+        for k, v, t in caches
     ]
 
 
@@ -276,6 +286,7 @@ _BUILDERS: dict[str, Callable[[Case, torch.device, int], list[Call]]] = {
     "gemm": _gemm,
     "gemm-fixed": _gemm,
     "decode-attention": _decode,
+    "decode-grouped": _decode,
     "prefill-attention": _prefill,
     "prefill-library": _prefill_library,
     "rms-norm": _rms_norm,

@@ -17,6 +17,7 @@ from dragoman_agent.pal.plan import (
     MemoryLine,
     Plan,
     PrefillAttention,
+    ShortGroups,
 )
 
 
@@ -70,6 +71,7 @@ def _plan(value: Any) -> Plan:
         "mixed_graph_tokens": tuple(value["mixed_graph_tokens"]),
         "switches_off": tuple(value["switches_off"]),
         "decode_attention": _each("decode attention", value["decode_attention"], DecodeAttention),
+        "short_groups": _each("group of short sequences", value["short_groups"], ShortGroups),
         "gemm_decode": _each("few-row product", value["gemm_decode"], GemmDecode),
         "gemm_fixed": _each("product in fixed order", value["gemm_fixed"], GemmFixed),
         "prefill_attention": None if prefill is None else _each("prefill attention", [prefill], PrefillAttention)[0],

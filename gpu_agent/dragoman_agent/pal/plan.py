@@ -12,7 +12,7 @@ from dragoman.step_model import StepModel
 
 _NOT_IN_DIGEST = (
     "memory", "step_model", "num_blocks", "max_num_waiting", "device_index",
-    "kv_host_bytes", "kv_disk_bytes", "kv_link_bytes_per_second",
+    "kv_host_bytes", "kv_disk_bytes", "kv_link_bytes_per_second", "short_groups",
 )  # fmt: skip
 
 KV_FLOAT8 = "float8_e4m3fn"  # of `kv_dtype`: K and V in eight bits, each layer's times a scale
@@ -44,6 +44,21 @@ class DecodeAttention:
     block_n: int  # keys in a tile, at most the page
     num_warps: int
     num_stages: int  # tiles under way
+
+
+@dataclass(frozen=True, slots=True)
+class ShortGroups:
+    """Decode batches from `min_batch` to `max_batch`, whose short sequences may share a program, which changes no bit.
+
+    Times are of attention of one layer, `min_batch` sequences of `context_tokens` each.
+    """
+
+    min_batch: int
+    max_batch: int
+    rows: int  # sequences a program, at most
+    context_tokens: int
+    ungrouped_seconds: float
+    grouped_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +136,7 @@ class Plan:
     chunk_graph: bool = False  # steps with prompts that nearly fill `max_batch_tokens` have a graph as well
     device_index: int = 0  # among devices of its kind
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
+    short_groups: tuple[ShortGroups, ...] = ()  # ascending, apart from each other
     prefill_attention: PrefillAttention | None = None
     library_prefill: LibraryPrefill | None = None
     min_gemm_rows: int = 1  # rows that matrix products are padded to
@@ -148,6 +164,10 @@ class Plan:
     def decode_for(self, num_seqs: int) -> DecodeAttention:
         """The decode attention of a batch of `num_seqs`. Raises ValueError where the plan has none."""
         return decode_for(self.decode_attention, num_seqs)
+
+    def groups_for(self, num_seqs: int) -> ShortGroups | None:
+        """How sequences of a decode batch of `num_seqs` may share programs; None: each has its own."""
+        return groups_for(self.short_groups, num_seqs)
 
     @property
     def captured_tokens(self) -> tuple[int, ...]:
@@ -195,3 +215,8 @@ def decode_for(buckets: Sequence[DecodeAttention], num_seqs: int) -> DecodeAtten
     if not buckets:
         raise ValueError("the plan has no decode attention; it was made for another kind of device")
     return next((bucket for bucket in buckets if bucket.max_batch >= num_seqs), buckets[-1])
+
+
+def groups_for(groups: Sequence[ShortGroups], num_seqs: int) -> ShortGroups | None:
+    """See Plan.groups_for."""
+    return next((one for one in groups if one.min_batch <= num_seqs <= one.max_batch), None)

@@ -66,6 +66,15 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
             for name in ("num_splits", "block_n", "num_warps", "num_stages")
         ),
     ]
+    fields.append(
+        PlanField(
+            "short_groups",
+            tuple(one.rows for one in plan.short_groups),
+            "attention-grouping",
+            "sequences a program",
+            tuple(f"{one.min_batch}-{one.max_batch}" for one in plan.short_groups),
+        )
+    )
     if plan.prefill_attention is not None:
         fields.extend(
             PlanField(f"prefill_{name}", getattr(plan.prefill_attention, name), "prefill-attention")

@@ -9,10 +9,12 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.candidates import PROMPT_TOKENS
 from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.group_timing import GroupCase, group_cases
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.layer_timing import LayerCase, LayerChoices, layer_cases, layer_seconds
 from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, optional, profile_inputs
 from dragoman_agent.pal.plan import (
+    KV_FLOAT8,
     MIXED_TIMED_TOKENS,
     GemmDecode,
     GemmFixed,
@@ -20,6 +22,7 @@ from dragoman_agent.pal.plan import (
     Plan,
     PrefillAttention,
     Reduction,
+    ShortGroups,
 )
 from dragoman_agent.pal.planner_attention import (
     DecodeChoice,
@@ -41,6 +44,7 @@ from dragoman_agent.pal.planner_batch import (
 )
 from dragoman_agent.pal.planner_dependent import Dependent, choose_dependent_launch, has_dependent_launch
 from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixed_gemm, fixed_parts_bytes
+from dragoman_agent.pal.planner_grouping import choose_grouping
 from dragoman_agent.pal.planner_kv import choose_kv_dtype, kv_model
 from dragoman_agent.pal.planner_library import choose_library_prefill
 from dragoman_agent.pal.planner_memory import (
@@ -62,6 +66,7 @@ from dragoman_kernels.triton.launches import FIXED_PART_TOKENS
 
 _ROAD = "triton-bfloat16"
 _FLOAT8 = "K and V are kept in eight bits, which our own kernels read"
+_FLOAT8_GROUPS = "K and V are kept in eight bits, for which no groups were timed"
 _FIXED = "deterministic: every kernel runs in one form, whatever the step"
 _GRID_CONTEXTS = (128, 1024, 4096, 16384)
 _GRID_BATCHES = (1, 2, 4, 8)
@@ -81,6 +86,7 @@ class _Chosen:
     gemm: tuple[GemmDecode, ...]
     dependent: Dependent
     decode: DecodeChoice
+    groups: tuple[ShortGroups, ...]
     reduction: Reduction
     prefill: PrefillAttention
     library: LibraryPrefill | None
@@ -133,6 +139,7 @@ def plan_cuda(
         chunk_graph=chosen.mixed_graphs.chunk is not None,
         device_index=profile.device.index,
         decode_attention=chosen.decode.attention,
+        short_groups=chosen.groups,
         prefill_attention=chosen.prefill,
         library_prefill=chosen.library,
         min_gemm_rows=chosen.gemm_rows,
@@ -163,6 +170,19 @@ def wanted_layers(
     choices = LayerChoices(chosen.page_size, chosen.decode.attention, chosen.gemm_rows, chosen.gemm)
     cases = [*chosen.question.cases(), *layer_cases(model, choices, chosen.num_seqs)]
     return list({case.key: case for case in cases}.values())
+
+
+def wanted_groups(
+    profile: Profile, model: ModelConfig, limits: Limits, switches: Switches, timings: Timings
+) -> list[GroupCase]:
+    """Planned launches of decode attention with and without groups of short sequences; none where the plan must have none.
+    Raises PlanError as `plan_cuda` does.
+    """
+    kv_dtype, _ = choose_kv_dtype(profile, model, limits)
+    if limits.deterministic or kv_dtype == KV_FLOAT8:
+        return []
+    chosen, _, _ = _choose(profile, model, limits, switches, KernelTimes(rates_of(profile), timings), timings)
+    return list(group_cases(model, chosen.page_size, chosen.decode.attention, chosen.num_seqs))
 
 
 def predict_cuda(
@@ -253,6 +273,10 @@ def _choose(
     chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
+    groups, groups_decision = choose_grouping(
+        profile, model, page_size, decode.attention, num_seqs, timings,
+        tuning_off or fixed or (_FLOAT8_GROUPS if float8 else None),
+    )  # fmt: skip
     reduction, reduction_decision = choose_reduction(maker, page_size, decode.attention[0], tuning_off)
     timed = layer_seconds(timings, model, LayerChoices(page_size, decode.attention, rows, gemm), num_seqs)
     dependent, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off or fixed)
@@ -261,7 +285,7 @@ def _choose(
     matmul = "matrix products in one order" if limits.deterministic else "the library's matrix products"
     decisions = [
         Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights in bfloat16"),
-        page_decision, context_decision, seqs_decision, *decode_decisions, prefill_decision, library_decision, rows_decision,
+        page_decision, context_decision, seqs_decision, *decode_decisions, groups_decision, prefill_decision, library_decision, rows_decision,
         gemm_decision, dependent_decision, chunk_decision, graphs_decision, mixed_decision, reduction_decision,
     ]  # fmt: skip
     return (
@@ -273,6 +297,7 @@ def _choose(
             gemm,
             dependent,
             decode,
+            groups,
             reduction,
             prefill,
             library,

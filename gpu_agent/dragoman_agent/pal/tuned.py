@@ -12,7 +12,7 @@ from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.limits import Limits
 from dragoman_agent.pal.planner import plan_for
-from dragoman_agent.pal.planner_cuda import wanted_layers
+from dragoman_agent.pal.planner_cuda import wanted_groups, wanted_layers
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
@@ -75,7 +75,13 @@ def tune_all(
         return [case for model, plan in plans for case in tuning_cases(profile, model, plan)]
 
     def layers(held: Timings) -> list[Case]:
-        return [case for model in models for case in wanted_layers(profile, model, limits, switches, held)]
+        """And groups of short sequences, whose launches are known by then."""
+        return [
+            case
+            for model in models
+            for wanted in (wanted_layers, wanted_groups)
+            for case in wanted(profile, model, limits, switches, held)
+        ]
 
     timings = _until_known(kernels, timings, cache_dir, index, say)
     return _until_known(layers, timings, cache_dir, index, say)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dragoman_agent.pal.candidates import TuningCase
+from dragoman_agent.pal.group_timing import GroupCase
 from dragoman_agent.pal.layer_timing import LayerCase
 from dragoman_agent.pal.timings import Timings, TimingsError
 
@@ -38,7 +39,7 @@ _LASTING_ERRORS = (
 )
 
 
-Case = TuningCase | LayerCase
+Case = TuningCase | LayerCase | GroupCase
 
 
 class TuningError(Exception):

@@ -24,16 +24,38 @@ for wrong in (lambda out: out * 1.1, lambda out: out.index_fill(0, torch.tensor(
     except ValueError as error:
         print(error)
 print(len(cuda_tuning._prefill(case, torch.device("cpu"), 0)))
+heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "page_size": 16}
+config = {"num_splits": 2, "block_n": 16, "num_stages": 3, "num_warps": 4}
+decode = lambda rows, cold: cuda_tuning._BUILDERS["decode-grouped"](
+    {"shape": {**heads, "batch": 3, "context": 20, "rows": rows}, "config": config}, torch.device("cpu"), cold
+)
+right, words = cuda_tuning.paged_decode_attention, []
+def noted(*a, wrong=False, **k):
+    words.append(k.get("group_rows"))
+    return right(*a, **k) * (1.1 if wrong and k.get("group_rows") is not None else 1.0)
+cuda_tuning.paged_decode_attention = noted
+for rows in (0, 2):
+    made = decode(rows, 1)
+    words.clear()
+    print(tuple(made[0]().shape), None if words[0] is None else words[0].tolist())
+cuda_tuning.paged_decode_attention = lambda *a, **k: noted(*a, wrong=True, **k)
+print(len(decode(2, 0)) > 0)
+try:
+    decode(2, 1)
+except ValueError as error:
+    print(error)
 """
 
 
-def test_prefill_by_tensor_descriptors_that_attends_otherwise_is_refused() -> None:
+def test_what_attends_otherwise_than_the_kernel_it_would_replace_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=100,
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    timed, scaled, no_number, compiled = done.stdout.splitlines()
+    timed, scaled, no_number, compiled, *grouping = done.stdout.splitlines()
     assert timed == "2 (70, 2, 64)" and compiled == "2", "compiling alone compares nothing"
     assert scaled == "attends otherwise than the kernel by pointers, by 0.1 of it"
     assert no_number == "attends otherwise than the kernel by pointers, by nan of it"
+    assert grouping[:3] == ["(3, 2, 16) None", "(3, 2, 16) [2]", "True"], "without groups, and with a word"
+    assert grouping[3] == "a sequence has other bits where 2 share a program"

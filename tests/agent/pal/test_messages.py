@@ -5,7 +5,15 @@ import dataclasses
 from dragoman.step_model import StepModel
 from dragoman_agent.pal.decisions import Candidate, Decision, Input
 from dragoman_agent.pal.messages import decision_to_proto, plan_to_proto
-from dragoman_agent.pal.plan import DecodeAttention, GemmFixed, LibraryPrefill, MemoryLine, Plan, PrefillAttention
+from dragoman_agent.pal.plan import (
+    DecodeAttention,
+    GemmFixed,
+    LibraryPrefill,
+    MemoryLine,
+    Plan,
+    PrefillAttention,
+    ShortGroups,
+)
 from dragoman_agent.pal.plan_fields import plan_fields
 
 PLAN = Plan(
@@ -17,7 +25,7 @@ PLAN = Plan(
     prefill_attention=PrefillAttention("paged", 128, 64, 8, 2), min_gemm_rows=8, dependent_max_batch=8, burst=True,
     reduction="shared", shared_memory_bytes=99 << 10, prefetch=True, switches_off=("arena", "link_policy"),
     deterministic=True, gemm_fixed=(GemmFixed(96, 32, 0, 64, 64, 128, 3, 4),), attention_part_tokens=256,
-    library_prefill=LibraryPrefill("cudnn", 2048, 16),
+    library_prefill=LibraryPrefill("cudnn", 2048, 16), short_groups=(ShortGroups(64, 255, 4, 128, 1e-5, 9e-6),),
 )  # fmt: skip
 # How the nested fields of a plan are spread, and what is a message of its own.
 SPREAD = {
@@ -44,6 +52,9 @@ def test_values_lists_and_labels_arrive() -> None:
     assert (list(splits.numbers.values), list(splits.numbers.labels)) == ([8, 1], ["2", "8"])
     assert splits.decision_id == "decode-attention-4"
     assert fields["prefill_block_m"].number == 128
+    groups = fields["short_groups"]
+    assert (list(groups.numbers.values), list(groups.numbers.labels)) == ([4], ["64-255"])
+    assert groups.unit == "sequences a program"
     assert list(fields["gemm_fixed"].numbers.labels) == ["96x32-m64-n64-k128-g3-w4"]
     assert fields["attention_part_tokens"].number == 256
     assert fields["library_prefill_library"].text == "cudnn"

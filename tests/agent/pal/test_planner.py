@@ -58,6 +58,7 @@ def test_every_choice_has_a_decision_with_a_reason() -> None:
         "max-seqs",
         "kv-blocks",
         "step-model",
+        "attention-grouping",
     } <= subjects
     assert all(decision.reason and decision.chosen for decision in decisions)
     assert plan.page_size == 64
