@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_checks OUT [--models qwen3-0.6b,...] [--only NAME,...] [--seconds 500]
 
 Prints a line a check and the end of what a failed one said; all that they said goes to OUT/<check>.log, the verdicts to
-OUT/checks.json. What is new in tests/gpu is run too. What never ran on a GPU comes first, long checks that always passed come last.
+OUT/checks.json, which benchmarks.record_gpu records with OUT/environment.json beside it. What is new in tests/gpu is run too. What never ran on a GPU comes first, long checks that always passed come last.
 Exit 1 when a check failed or ran past its own limit; 3 when none did and the time for all ended before some had theirs.
 """
 
@@ -29,8 +29,18 @@ POLL_SECONDS = 0.1
 END_LINES = 25
 FIRST, USUAL, LAST = range(3)  # ranks: never ran on a GPU, ran, long and always passed
 EXIT_FAILED, EXIT_NO_TIME = 1, 3
-# The card's quick profile, which the checks plan from: made once before they start together.
-PROFILE = "from pathlib import Path; from dragoman_agent.pal.attributes import take_inventory; from dragoman_agent.pal.probe import profile_device; profile_device(next(d for d in take_inventory().devices if d.facts.kind == 'cuda'), Path('/tmp/dragoman-check'))"  # fmt: skip
+# The card's quick profile, which the checks plan from: made once before they start together. And what a record says of the card.
+PROFILE = """
+import json, sys
+from pathlib import Path
+from benchmarks.card import environment
+from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.probe import profile_device
+card = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+profile_device(card, Path("/tmp/dragoman-check"))
+Path(sys.argv[1]).write_text(json.dumps(environment(card.facts.index)))
+"""
+MAX_SAID = 600  # letters of a check's cases in its record
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,24 @@ def all_checks(models: Sequence[str], out: Path, embedded: str = "") -> list[Che
     named = {Path(check.command[1]).stem for check in known} | {"check_engine", *NOT_CHECKS}
     found = sorted(path.stem for path in (ROOT / "tests/gpu").glob("check_*.py"))
     return [*known, *(script(name, limit_seconds=150) for name in found if name not in named)]
+
+
+def cases_of(log: str) -> dict[str, Any]:
+    """How many cases a check's log calls good and off, and what it says of them: a line a case, "ok ..." or "... ok", and else."""
+    good, off = [], []
+    for line in (line.strip() for line in log.splitlines()):
+        if line.startswith("OFF") or line.endswith("TOO LARGE"):
+            off.append(line)
+        elif line.startswith("ok ") or line.endswith(" ok"):
+            good.append(line)
+    if not good and not off:
+        return {}
+    said = "; ".join([*off, *(line.removeprefix("ok ") for line in good)])
+    return {
+        "num_good": len(good),
+        "num_off": len(off),
+        "said": said if len(said) <= MAX_SAID else f"{said[:MAX_SAID]}...",
+    }
 
 
 class Runner:
@@ -143,9 +171,10 @@ class Runner:
 
     def _tell(self, check: Check, seconds: float, problem: str, *, no_time: bool = False) -> None:
         verdict = "no time" if no_time else "failed" if problem else "ok"
-        self.verdicts[check.name] = {"verdict": verdict, "seconds": round(seconds, 1), "problem": problem}
-        print(f"{'FAILED' if verdict == 'failed' else verdict:7} {check.name} {seconds:.1f} s {problem}", flush=True)
         log = self._log(check)
+        cases = cases_of(log.read_text(errors="replace") if log.exists() and not no_time else "")
+        self.verdicts[check.name] = {"verdict": verdict, "seconds": round(seconds, 1), "problem": problem, **cases}
+        print(f"{'FAILED' if verdict == 'failed' else verdict:7} {check.name} {seconds:.1f} s {problem}", flush=True)
         if problem and log.exists():
             lines = log.read_text(errors="replace").splitlines()[-END_LINES:]
             print("\n".join(f"       | {line[:300]}" for line in lines), flush=True)
@@ -172,7 +201,8 @@ def main() -> int:
     if options.only:
         checks = [one for one in checks if one.name.startswith(tuple(options.only.split(",")))]
     runner = Runner(options.out, options.seconds)
-    profile = Check("profile", (sys.executable, "-c", PROFILE), 4, 60, alone=True, rank=FIRST)
+    environment = str(options.out.absolute() / "environment.json")
+    profile = Check("profile", (sys.executable, "-c", PROFILE, environment), 4, 60, alone=True, rank=FIRST)
     runner.run([profile, *checks])
     failed, no_time = runner.named("failed"), runner.named("no time")
     print(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pynvml
+from benchmarks.card import environment
 
 from dragoman_agent.device import cuda, cuda_weights
 from dragoman_agent.device.base import StepBatch
@@ -151,16 +148,3 @@ def keep(path: Path | None, model: str, index: int, results: Sequence[Result], *
         body = {"model": model, **more, "results": list(results), **environment(index)}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(body, indent=1, default=str) + "\n")
-
-
-def environment(index: int) -> dict[str, object]:
-    """Driver, clocks under load and versions, for the record."""
-    pynvml.nvmlInit()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    physical = int(visible[index]) if len(visible) > index and visible[index].isdigit() else index
-    handle = pynvml.nvmlDeviceGetHandleByIndex(physical)
-    clocks = [pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)]
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
-    versions["python"] = platform.python_version()
-    driver, name = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetName(handle)
-    return {"device": name, "driver": driver, "clocks_mhz": clocks, "versions": versions}

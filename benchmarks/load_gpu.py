@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.gpu_setup import environment
+from benchmarks.card import environment
 from safetensors.torch import save_file
 
 from dragoman_agent.device.cuda_weights import CopyPlan, load_weights

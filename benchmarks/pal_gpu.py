@@ -22,7 +22,8 @@ from typing import Any
 
 from benchmarks import wrong_profile
 from benchmarks.ablation import ablation
-from benchmarks.gpu_setup import Loaded, Result, Setup, environment, tuned
+from benchmarks.card import environment
+from benchmarks.gpu_setup import Loaded, Result, Setup, tuned
 from benchmarks.plan_quality import attention_shapes, plan_quality
 from benchmarks.selection import selection
 from benchmarks.step_model import step_model

@@ -256,7 +256,7 @@ def main() -> None:
 
 def write_raw(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """For `benchmarks.record_gpu`, with what only a GPU machine can tell."""
-    from benchmarks.gpu_setup import environment
+    from benchmarks.card import environment
 
     body: dict[str, Any] = {"model": options.model.removeprefix("random:"), "device": "", "results": results}
     if options.device == "cuda":

@@ -1,8 +1,8 @@
 """Records what was measured on a GPU machine: python -m benchmarks.record_gpu [--commit HASH] OUT/*.json
 
-Takes the raw results of `engine_gpu`, `embed_gpu`, `load_gpu`, `start_gpu`, `pal_gpu`, `small_card`, `quote`, `tiers` and of
-`tests/gpu/check_probe.py`; other files that lie there are named and left. A GPU machine need not have the repository's history:
---commit says which one its files were.
+Takes the raw results of `engine_gpu`, `embed_gpu`, `load_gpu`, `start_gpu`, `pal_gpu`, `small_card`, `quote`, `tiers`, of
+`tests/gpu/check_probe.py` and the verdicts of `gpu_checks` (checks.json, with its environment.json beside it); other files that lie
+there are named and left. A GPU machine need not have the repository's history: --commit says which one its files were.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from benchmarks.record_checks import check_records, probe_records
 
 # vLLM 0.26.0 on the same kind of card; the anchors' method is `decode` and `nano` of engine_gpu.py.
 PEER = {
@@ -68,6 +69,8 @@ COMMANDS = {
     "quote": "quote --device cuda --model",
     "tiers": "tiers --device cuda --tier host --model",
 }
+ENVIRONMENT = "environment.json"  # of the machine whose verdicts lie beside it
+PROBED = ("full_", "quick_")  # parts of check_probe.py
 GROUPS = {"quote": "control"}  # benches whose records are not in h200.json
 SHARES = ("median_error", "inside_p10_p90", "refused")
 
@@ -123,40 +126,26 @@ def note_of(result: dict[str, Any]) -> str:
     return note
 
 
-def probe_records(body: dict[str, Any]) -> list[record.Record]:
-    """A record for each number that three full probes measured, beside the independent measurement where there is one."""
-    runs = [body[f"full_{index}"]["values"] for index in range(3)]
-    reported = body["device"]["values"]
-    driver = reported["driver.release"]["value"]
-    clocks = [round(reported[f"{part}.max_clock"]["value"] / 1e6) for part in ("compute", "memory")]
-    made = []
-    for name, first in runs[0].items():
-        if first["provenance"] != "measured" or isinstance(first["value"], list | str | bool):
-            continue
-        samples = [run[name]["value"] for run in runs]
-        if not min(samples) > 0:
-            continue  # such as an event whose cost is under what can be told
-        anchor = body["anchors"].get(name)
-        peer = {"name": "independent measurement of such a card", "value": anchor["anchor"]} if anchor else None
-        entry = record.make_record(
-            bench="probe", case=name, metric=name, unit=first["unit"], samples=samples,
-            predicted=anchor["anchor"] if anchor else None, command="python tests/gpu/check_probe.py", packages=(),
-            device=body["device"]["name"], peer=peer, note=first["note"],
-        )  # fmt: skip
-        made.append({**entry, "driver": driver, "clocks_mhz": clocks})
-    return made
-
-
 def bodies_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """What the files hold, but for those that are no raw results, such as a card's kernel times or the verdicts of checks."""
+    """What the files hold, but for those that are no raw results, such as a card's kernel times."""
     bodies = []
     for path in paths:
         body = json.loads(path.read_text())
-        if "results" in body or "full_0" in body:
+        card = path.with_name(ENVIRONMENT)
+        if "results" in body or ("device" in body and any(name.startswith(PROBED) for name in body)):
             bodies.append(body)
-        else:
+        elif body and all(isinstance(one, dict) and "verdict" in one for one in body.values()) and card.is_file():
+            bodies.append({"verdicts": body, "card": json.loads(card.read_text())})
+        elif path.name != ENVIRONMENT:
             print(f"left: {path} holds no raw results of a benchmark")
     return bodies
+
+
+def records_in(body: dict[str, Any]) -> list[record.Record]:
+    """The records of one file."""
+    if "verdicts" in body:
+        return check_records(body["verdicts"], body["card"])
+    return records_of(body) if "results" in body else probe_records(body)
 
 
 def main() -> None:
@@ -166,7 +155,7 @@ def main() -> None:
     parser.add_argument("--commit", help="full name of the commit whose files were measured")
     options = parser.parse_args()
     bodies = bodies_of(options.files)
-    made = [entry for body in bodies for entry in (probe_records(body) if "full_0" in body else records_of(body))]
+    made = [entry for body in bodies for entry in records_in(body)]
     if options.commit:
         made = [{**entry, "commit": options.commit} for entry in made]
     for group in ("h200", *GROUPS.values()):

@@ -24,6 +24,7 @@ from dragoman_agent.pal.tuning import Case
 MAX_SECONDS_A_SHAPE = 1.0  # the bar
 PLANNINGS = 5
 _ONE_CHOICE = {"prefill-library": "prefill-attention"}  # kinds that are candidates of one choice
+_OPTIONS = {"decode-grouped": ("rows",)}  # what of a shape is the candidate and not the problem
 _ATTENTION = ("num_heads", "num_kv_heads", "head_dim")
 
 Shape = tuple[object, ...]
@@ -31,7 +32,7 @@ Shape = tuple[object, ...]
 
 def shape_of(case: Case) -> Shape:
     """The problem that a case is a candidate for."""
-    sizes = tuple(sorted(case.shape.items()))
+    sizes = tuple(pair for pair in sorted(case.shape.items()) if pair[0] not in _OPTIONS.get(case.kind, ()))
     model = (case.config["model"]["name"],) if isinstance(case, LayerCase) else ()
     return (_ONE_CHOICE.get(case.kind, case.kind), *model, *sizes)
 

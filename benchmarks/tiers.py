@@ -166,7 +166,7 @@ def main() -> None:
     case = f"{options.device}-{options.tier}-{options.tokens}"
     note = f"computed {statistics.median(computed):.3f} s; {out / 1e9:.2f} GB/s down, {back / 1e9:.2f} GB/s up"
     if options.out is not None:
-        from benchmarks.gpu_setup import environment
+        from benchmarks.card import environment
 
         result = {
             "bench": "tiers", "case": f"{options.tier}-{options.tokens}", "metric": "ttft_over_computed",

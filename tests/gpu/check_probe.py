@@ -1,8 +1,10 @@
 """The GPU probe against itself, against an independent measurement of an H200, and against ncu's counters.
 
-python tests/gpu/check_probe.py [--out DIR] [--runs 3] [--sm-limit 24]
-Prints each value of the runs and what differs, writes probe-check.json, profile.json and h200.json (for the library) to DIR
-(or $OUT). Ends within 240 s: what no time is left for is said. Exit 1 when a value is short of its anchor.
+python tests/gpu/check_probe.py [--out DIR] [--runs 3] [--sm-limit 24] [--seconds 240]
+Each kind of probe --runs times: quick with nothing compiled before, quick again, full, quick under a limit of multiprocessors and
+memory. Prints each value of the runs and what differs, writes probe-check.json (benchmarks.record_gpu records it), profile.json and
+h200.json (for the library) to DIR (or $OUT). Ends within --seconds, about 110 on an H200: what no time is left for is said. Exit 1
+when a value is short of its anchor.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from dragoman_agent.device.partition import MEMORY_LIMIT as MEMORY_LIMIT_NAME
+from dragoman_agent.device.partition import SM_LIMIT
 from dragoman_agent.pal.attributes import FoundDevice, take_inventory
 from dragoman_agent.pal.probe_process import ProbeRun, run_probe
 from dragoman_agent.pal.probe_steps import FULL_STEPS, QUICK_STEPS
@@ -35,6 +40,8 @@ MAX_ANCHOR_DIFFERENCE = 0.03
 MAX_COUNTER_DIFFERENCE = 0.10
 NCU = "/usr/local/cuda/bin/ncu"
 NCU_BYTES = 1 << 30
+NCU_LAUNCHES = 3
+MEMORY_LIMIT = 8 << 30
 
 # Measured on the same card with other programs (Triton, torch, C++): the roofline table of the project's H200 anchors.
 ANCHORS: dict[str, float] = {
@@ -141,22 +148,22 @@ def library_profile(device: FoundDevice, values: dict[str, Value]) -> tuple[Prof
     return own, dataclasses.replace(own, device=facts, fingerprint="", values=lasting)
 
 
-def ncu_counters(kind: str) -> dict[str, float]:
-    """DRAM bytes and L2 hit rate of one kernel, from ncu."""
+def ncu_counters(kind: str) -> dict[str, list[float]]:
+    """DRAM bytes and L2 hit rate of `NCU_LAUNCHES` launches of one kernel, from ncu, which empties the caches before each."""
     program = NCU if Path(NCU).exists() else shutil.which("ncu")
     if program is None:
         raise FileNotFoundError(f"no ncu at {NCU} nor in PATH")
     metrics = "dram__bytes_read.sum,dram__bytes_write.sum,lts__t_sector_hit_rate.pct"
     done = subprocess.run(
         [program, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics,
-         "-k", f"regex:^{kind}_", "-c", "1", sys.executable, "-P", __file__, "--target", kind],
+         "-k", f"regex:^{kind}_", "-c", f"{NCU_LAUNCHES}", sys.executable, "-P", __file__, "--target", kind],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     if len(lines) < 3:
         raise RuntimeError(f"ncu gave no table: {(done.stdout + done.stderr).strip()[-600:]}")
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
-    return {name: float(rows[-1][name].replace(",", "")) for name in metrics.split(",")}
+    _, *rows = csv.DictReader(io.StringIO("\n".join(lines)))  # the first has the units
+    return {name: [float(row[name].replace(",", "")) for row in rows] for name in metrics.split(",")}
 
 
 def against_contract(kind: str) -> dict[str, Any]:
@@ -164,11 +171,14 @@ def against_contract(kind: str) -> dict[str, Any]:
     contract = default_registry().get(f"probe.{kind}_8").contract
     predicted = contract.cost({"num_bytes": NCU_BYTES}).num_bytes
     counted = ncu_counters(kind)
-    moved = counted["dram__bytes_read.sum"] + (counted["dram__bytes_write.sum"] if kind == "copy" else 0)
-    hit = counted["lts__t_sector_hit_rate.pct"]
+    read, written = counted["dram__bytes_read.sum"], counted["dram__bytes_write.sum"]
+    counts = [a + (b if kind == "copy" else 0) for a, b in zip(read, written, strict=True)]
+    moved, hit = statistics.median(counts), statistics.median(counted["lts__t_sector_hit_rate.pct"])
     return {
         "counters": counted,
         "bytes_predicted": predicted,
+        "bytes_counted": counts,
+        "hit_rates": counted["lts__t_sector_hit_rate.pct"],
         "bytes_difference": round(moved / predicted - 1, 4),
         "hit_rate_predicted": L2_HIT_RATES[kind],
         "hit_rate_difference_points": round(hit - L2_HIT_RATES[kind], 2),
@@ -188,21 +198,27 @@ def target(kind: str, index: int) -> None:
         chunk = 8 * 256
         last = [u32(chunk), pointer(other)] if kind == "read" else [u32(chunk)]
         middle = [pointer(source), words] if kind == "read" else [pointer(source), pointer(other), words]
-        session.launch("stream", f"{kind}_8", NCU_BYTES // 16 // chunk, 256, [*middle, *last])()
+        for _ in range(NCU_LAUNCHES):
+            session.launch("stream", f"{kind}_8", NCU_BYTES // 16 // chunk, 256, [*middle, *last])()
         session.synchronize()
 
 
 class Report:
     """Collects the parts; on disk after each, so that a run cut short still tells."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seconds: float = DEADLINE_SECONDS) -> None:
         self._path = folder / "probe-check.json"
         self._start = time.monotonic()
+        self._seconds = seconds
         self.body: dict[str, Any] = {}
 
     def left(self) -> float:
         """Seconds left."""
-        return DEADLINE_SECONDS - (time.monotonic() - self._start)
+        return self._seconds - self.spent()
+
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
 
     def add(self, part: str, body: Any) -> None:
         """Keep a part and write all."""
@@ -227,7 +243,7 @@ class Report:
 def run_json(run: ProbeRun, seconds: float) -> dict[str, Any]:
     """A run for the report."""
     return {
-        "wall_seconds": round(seconds, 2),
+        "wall_seconds": round(seconds, 3),
         "step_seconds": run.seconds,
         "problems": run.problems,
         "values": {name: dataclasses.asdict(value) for name, value in run.values.items()},
@@ -245,13 +261,14 @@ def show(report: Report) -> None:
         own = "-" if row["ours"] is None else f"{row['ours']:.5g}"
         gain = "" if row["gain"] is None else f"{row['gain']:+.2%}"
         print(f"{name:40} ours {own:>11} anchor {row['anchor']:11.5g} {gain:>8} {row['verdict']}")
-    for part in ("ncu_read", "ncu_copy", "partition"):
+    for part in ("ncu_read", "ncu_copy", "partition_0", "limited_inventory"):
         if part in report.body:
             print(f"{part}: {json.dumps(report.body[part])[:1500]}")
 
 
-def measure(report: Report, index: int, num_runs: int, sm_limit: int, cache: Path) -> list[ProbeRun]:
-    """All probes: quick with nothing cached, quick again, full ones, a limited one."""
+def measure(report: Report, device: FoundDevice, num_runs: int, sm_limit: int, cache: Path) -> list[ProbeRun]:
+    """All probes, each kind `num_runs` times: quick with nothing cached, quick again, full ones, limited ones."""
+    index = device.facts.index
     full: list[ProbeRun] = []
 
     def keep(*arguments: Any, **keywords: Any) -> dict[str, Any]:
@@ -259,18 +276,38 @@ def measure(report: Report, index: int, num_runs: int, sm_limit: int, cache: Pat
         if keywords["full"]:
             full.append(run)
         body = run_json(run, seconds)
-        print(
-            f"{'full' if keywords['full'] else 'quick'} probe: {seconds:.2f} s, steps {run.seconds}, problems {run.problems}"
-        )
+        kind = "full" if keywords["full"] else "quick"
+        print(f"{kind} probe: {seconds:.2f} s, steps {run.seconds}, problems {run.problems}")
         return body
 
-    report.attempt("quick_cold", 30, lambda: keep(index, QUICK_STEPS, cache, full=False))
-    report.attempt("quick", 10, lambda: keep(index, QUICK_STEPS, cache, full=False))
     for number in range(num_runs):
-        report.attempt(f"full_{number}", 62, lambda: keep(index, FULL_STEPS, cache, full=True))
-    limits = {"DRAGOMAN_SM_LIMIT": str(sm_limit), "DRAGOMAN_MEMORY_LIMIT": str(8 << 30)}
-    report.attempt("partition", 20, lambda: keep(index, QUICK_STEPS, cache, full=False, **limits))
+        # Another folder each time: what was compiled for the one before does not count.
+        empty = cache / f"cold_{number}"
+        report.attempt(f"quick_cold_{number}", 10, lambda empty=empty: keep(index, QUICK_STEPS, empty, full=False))
+    for number in range(num_runs):
+        report.attempt(f"quick_warm_{number}", 5, lambda: keep(index, QUICK_STEPS, cache / "cold_0", full=False))
+    for number in range(num_runs):
+        report.attempt(f"full_{number}", 30, lambda: keep(index, FULL_STEPS, cache / "cold_0", full=True))
+    report.add("limits", {"multiprocessors": sm_limit, "memory_bytes": MEMORY_LIMIT})
+    limits = {SM_LIMIT: str(sm_limit), MEMORY_LIMIT_NAME: str(MEMORY_LIMIT)}
+    for number in range(num_runs):
+        report.attempt(
+            f"partition_{number}", 8, lambda: keep(index, QUICK_STEPS, cache / "cold_0", full=False, **limits)
+        )
+    report.attempt("limited_inventory", 5, lambda: limited_inventory(device, limits))
     return full
+
+
+def limited_inventory(whole: FoundDevice, limits: dict[str, str]) -> dict[str, Any]:
+    """What the inventory says of the card under limits, three looks; a probe is kept by its fingerprint, which must be another."""
+    with mock.patch.dict(os.environ, limits):
+        looks = [take_inventory() for _ in range(3)]
+    found = [one for look in looks for one in look.devices if one.facts.uuid == whole.facts.uuid]
+    return {
+        "memory_bytes": [one.values["partition.memory"].value for one in found],
+        "multiprocessors": [one.values["partition.multiprocessors"].value for one in found],
+        "is_another_fingerprint": all(one.fingerprint != whole.fingerprint for one in found),
+    }
 
 
 def main() -> int:
@@ -279,6 +316,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--sm-limit", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=DEADLINE_SECONDS, help="no part begins that would pass it")
     parser.add_argument("--target", choices=("read", "copy"), help="only run this kernel once (what ncu looks at)")
     arguments = parser.parse_args()
     device = next((d for d in take_inventory().devices if d.facts.kind == "cuda" and not d.problem), None)
@@ -288,11 +326,12 @@ def main() -> int:
     if arguments.target:
         target(arguments.target, device.facts.index)
         return 0
-    report = Report(arguments.out)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    report = Report(arguments.out, arguments.seconds)
     report.add("device", {"name": device.facts.name, "fingerprint": device.fingerprint, "values": {
         name: dataclasses.asdict(value) for name, value in device.values.items()}})  # fmt: skip
     with tempfile.TemporaryDirectory() as cache:
-        full = measure(report, device.facts.index, arguments.runs, arguments.sm_limit, Path(cache))
+        full = measure(report, device, arguments.runs, arguments.sm_limit, Path(cache))
     for kind in ("read", "copy"):
         report.attempt(f"ncu_{kind}", 25, lambda kind=kind: against_contract(kind))
     if full:
@@ -305,7 +344,7 @@ def main() -> int:
     reported = device.values.get("memory.l2_size")
     report.add("l2_size", {"reported": reported.value if reported else None, "anchor": L2_BYTES})
     show(report)
-    print(f"done after {DEADLINE_SECONDS - report.left():.0f} s")
+    print(f"done after {report.spent():.0f} s")
     short = [
         name for name, row in report.body.get("anchors", {}).items() if row["verdict"] in ("short", "not measured")
     ]

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks import embed_gpu, engine_gpu, gpu_setup, record_gpu, small_card, start_gpu
+from benchmarks import embed_gpu, engine_gpu, gpu_checks, gpu_setup, record_gpu, small_card, start_gpu
 
 SAMPLES = [1.0, 1.1, 1.2]
 
@@ -109,6 +109,30 @@ def test_start(kept: Kept) -> None:
         ("first", [1.0, 4.0, 7.0]), ("cold", [2.0, 5.0, 8.0]), ("warm", [3.0, 6.0, 9.0]),
     ]  # fmt: skip
     assert results[0]["note"] == "agent listens 4.50 s"
+
+
+def test_verdicts_of_checks_are_records_a_sample_a_case(tmp_path: Path) -> None:
+    logs = {
+        "facts": "ok a\nok b\nok c\nvalues 3\n", "ops": "norm 1e-3 ok\nsilu 1e-3 ok\nrope 9e-1 TOO LARGE\n", "short": "ok\n",
+        "broken": "",
+    }  # fmt: skip
+    runner = gpu_checks.Runner(tmp_path, 30.0)
+    codes = {"facts": 0, "ops": 1, "short": 0, "broken": 1}
+    programs = {name: f"print({log!r}, end=''); raise SystemExit({codes[name]})" for name, log in logs.items()}
+    runner.run([gpu_checks.Check(name, (sys.executable, "-S", "-c", code)) for name, code in programs.items()])
+    runner.verdicts["late"] = {"verdict": "no time", "seconds": 0.0, "problem": ""}
+    (tmp_path / "checks.json").write_text(json.dumps(runner.verdicts))
+    card = {"device": "a card", "driver": "1", "clocks_mhz": [1, 2], "versions": {"torch": "2"}}
+    (tmp_path / "environment.json").write_text(json.dumps(card))
+    (body,) = record_gpu.bodies_of(sorted(tmp_path.glob("*.json")))
+    made = {one["case"]: one for one in record_gpu.records_in(body)}
+    assert set(made) == {"facts", "ops", "all"} and all(one["bench"] == "checks" for one in made.values())
+    assert made["facts"]["samples"] == [1.0] * 3 and made["facts"]["metric"] == "passed"
+    assert "3 of 3 cases good" in made["facts"]["note"] and made["facts"]["note"].endswith("a; b; c")
+    assert sorted(made["ops"]["samples"]) == [0.0, 1.0, 1.0] and "exit 1" in made["ops"]["note"]
+    assert "rope 9e-1 TOO LARGE; norm" in made["ops"]["note"], "what is off comes first"
+    assert sorted(made["all"]["samples"]) == [0.0, 0.0, 1.0, 1.0] and "no time: late" in made["all"]["note"]
+    assert made["all"]["device"] == "a card"
 
 
 def test_files_that_are_no_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
