@@ -83,7 +83,13 @@ class HardwareWatch:
         bandwidth = _number(pal.profile, "memory.read_bandwidth")
         has_tiers = pal.plan.kv_host_bytes > 0 or pal.plan.kv_disk_bytes > 0
         actions = IndexActions(
-            Limits(pal.plan.max_batch_tokens, pal.plan.num_blocks - 1, bandwidth, can_prefetch=has_tiers),
+            Limits(
+                pal.plan.max_batch_tokens,
+                pal.plan.num_blocks - 1,
+                bandwidth,
+                can_prefetch=has_tiers,
+                company_tokens=pal.plan.company_tokens,
+            ),
             prefetch_ahead=pal.plan.prefetch,
         )
         self.indices = IndexWatch(pal.plan, pal.profile, model, actions)
@@ -175,6 +181,7 @@ class HardwareWatch:
         self._host.tune(
             Tune(
                 max_step_tokens=knobs.max_step_tokens,
+                max_lone_tokens=self.plan.max_batch_tokens,
                 max_num_seqs=self.plan.max_num_seqs,
                 num_usable_blocks=self.plan.num_blocks - 1,
                 num_ready_blocks=knobs.num_ready_blocks,

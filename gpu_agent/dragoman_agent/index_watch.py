@@ -68,7 +68,7 @@ class IndexWatch:
     def rebase(self, plan: Plan) -> None:
         """A new plan is in force."""
         self._plan = plan
-        self._actions.rebase(Knobs(plan.max_batch_tokens, prefetch_ahead=plan.prefetch))
+        self._actions.rebase(Knobs(plan.max_company_tokens, prefetch_ahead=plan.prefetch))
 
     def current(self) -> list[IndexSample]:
         """The indices as of the last look; those that nothing is known of are left out."""

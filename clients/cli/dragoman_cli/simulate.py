@@ -179,6 +179,7 @@ def _card(name: str, model: str) -> AgentProfile:
         max_running_requests=plan.max_num_seqs,
         max_waiting_requests=plan.max_num_waiting,
         max_batch_tokens=plan.max_batch_tokens,
+        company_tokens=plan.max_company_tokens,
         kv_tokens=(plan.num_blocks - 1) * plan.page_size,
         page_tokens=plan.page_size,
     )

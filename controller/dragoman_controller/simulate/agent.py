@@ -172,7 +172,7 @@ class SimulatedAgent:
         if not batch and not current.num_tokens:
             current = self._plan(0)  # idle: nothing is under way to be behind of
         self._current = current
-        self._planned = self._plan(batch + len(current.completing)) if self._waiting or self._prefilling else _NOTHING
+        self._planned = self._plan(self._decodes_behind(current)) if self._waiting or self._prefilling else _NOTHING
         self._run_begun, self._run_steps, self._is_run = now, 1, False
         if not batch and not current.num_tokens:
             self._run_steps, self.next_at = 0, math.inf
@@ -189,6 +189,13 @@ class SimulatedAgent:
                     return
             seconds += row.at(mean)
         self.next_at = now + seconds
+
+    def _decodes_behind(self, current: _Chunk) -> int:
+        """Streams that decode in the step behind the one that begins: not those whose last token that one computes."""
+        step, going_on = self._num_steps + 1, len(self._decoding)
+        if self._decoding and self._decoding[0][0] <= step:
+            going_on -= sum(entry[0] <= step for entry in self._decoding)
+        return going_on + sum(stream.tokens_to_come > 1 for stream in current.completing)
 
     def _run_length(self, batch: int) -> int:
         """Steps until a stream ends, or until the KV slots may run out."""
@@ -242,7 +249,8 @@ class SimulatedAgent:
 
     def _plan(self, num_decodes: int) -> _Chunk:
         """The prefill of a step: prompts under way first, then new ones while rows, KV slots and budget last."""
-        budget = self.profile.max_batch_tokens - num_decodes
+        most = (num_decodes and self.profile.company_tokens) or self.profile.max_batch_tokens
+        budget = most - num_decodes
         num_tokens = 0
         completing: list[Stream] = []
         for stream in self._prefilling:

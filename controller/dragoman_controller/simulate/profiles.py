@@ -14,7 +14,10 @@ from dragoman.step_model import StepModel
 from dragoman_controller.steps import StepTable
 
 MAX_NUM_AGENTS = 100_000
-_INTEGERS = ("max_context_tokens", "max_running_requests", "max_waiting_requests", "max_batch_tokens", "kv_tokens")
+_INTEGERS = (
+    "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_batch_tokens", "company_tokens", "kv_tokens",
+)  # fmt: skip
+_MAY_BE_ZERO = ("max_waiting_requests", "company_tokens")
 _STEP_MODEL = (
     "batch_sizes", "context_tokens", "decode_seconds", "prefill_tokens_per_second", "prefill_base_seconds",
 )  # fmt: skip
@@ -22,7 +25,9 @@ _STEP_MODEL = (
 
 @dataclass(frozen=True, slots=True)
 class AgentProfile:
-    """One kind of agent. `kv_tokens`: KV slots of its arena; `max_batch_tokens`: tokens of one step, its prefill chunk."""
+    """One kind of agent. `kv_tokens`: KV slots of its arena; `max_batch_tokens`: tokens of one step, its prefill chunk;
+    `company_tokens`: of one in which streams decode, 0 for as many.
+    """
 
     name: str
     steps: StepTable
@@ -32,6 +37,7 @@ class AgentProfile:
     max_batch_tokens: int = 4096
     kv_tokens: int = 262_144
     page_tokens: int = 16
+    company_tokens: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -119,7 +125,7 @@ def profile_from_dict(fields: Any, where: str) -> AgentProfile:
     for key in (*_INTEGERS, "page_tokens"):
         if key in fields:
             value = fields[key]
-            if isinstance(value, bool) or not isinstance(value, int) or value < (0 if "waiting" in key else 1):
+            if isinstance(value, bool) or not isinstance(value, int) or value < (0 if key in _MAY_BE_ZERO else 1):
                 raise ValueError(f"{where}: {key} is {value!r}, must be a whole number over 0")
             values[key] = value
     profile = AgentProfile(str(fields.get("name", where)), StepTable(_step_model(steps, where)), **values)

@@ -50,6 +50,7 @@ class Limits:
     total_blocks: int
     read_bandwidth: float | None = None  # bytes/s, to turn bytes from memory into time
     can_prefetch: bool = False  # whether another tier holds KV that could be brought ahead
+    company_tokens: int = 0  # of a step beside sequences that decode, to begin with; 0: the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class IndexActions:
 
     def __init__(self, limits: Limits, *, prefetch_ahead: bool = False) -> None:
         """`prefetch_ahead`: the plan has it on already."""
-        self.knobs = Knobs(limits.max_step_tokens, prefetch_ahead=prefetch_ahead)
+        self.knobs = Knobs(limits.company_tokens or limits.max_step_tokens, prefetch_ahead=prefetch_ahead)
         self._limits = limits
         self._trial: _Trial | None = None
         self._recent: deque[StepFacts] = deque(maxlen=SUSTAINED_STEPS)
@@ -235,11 +236,11 @@ class IndexActions:
 
 
 def _counts(action: Action, facts: StepFacts) -> bool:
-    """Whether a step shows what the action is about: for the budget, a step that was full while prompts waited."""
+    """Whether a step shows what the action is about: for the budget, one beside sequences that decode, full while prompts waited."""
     if facts.seconds <= 0 or not facts.num_tokens:
         return False
     if action == "raise-prefill-budget":
-        return facts.pending_prefill_tokens > 0 and facts.prefill_tokens > 0
+        return facts.pending_prefill_tokens > 0 and facts.prefill_tokens > 0 and facts.decode_tokens > 0
     return True
 
 

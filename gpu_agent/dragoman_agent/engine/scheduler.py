@@ -46,7 +46,8 @@ class Scheduler:
         self._prefilling_tokens = 0
         self._running = RunningSequences(plan.page_size)
         self._without_room: Sequence | None = None  # next in line, for whom the last step had no room
-        self.max_step_tokens = plan.max_batch_tokens
+        self.max_step_tokens = plan.max_company_tokens  # while sequences decode
+        self._max_lone_tokens = plan.max_batch_tokens
         self.memory_limit = MemoryLimit(plan.max_batch_tokens)
         self._num_spare_rows = 0  # rows that stay empty, see `tune`
         self._num_withheld = 0
@@ -139,6 +140,7 @@ class Scheduler:
         """Take new limits, each within what the plan took memory for. What runs goes on; blocks follow as they get free."""
         plan = self.plan
         self.max_step_tokens = min(max(wanted.max_step_tokens, 1), plan.max_batch_tokens)
+        self._max_lone_tokens = min(wanted.max_lone_tokens or plan.max_batch_tokens, plan.max_batch_tokens)
         self._num_spare_rows = max(plan.max_num_seqs - max(wanted.max_num_seqs, 1), 0)
         # A sequence that was accepted must be able to reach its full length, else it would wait for ever.
         fewest = min(-(-self.capacity_tokens // self.page_size), self.pool.num_blocks - 1)
@@ -167,7 +169,6 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """The next step, which may go behind one that is under way. Blocks and rows it needs are taken; see `launched`."""
         plan = StepPlan()
-        budget = min(self.max_step_tokens, self.memory_limit.max_step_tokens)
         if self.pool.num_withheld < self._num_withheld:
             self.pool.withhold(self._num_withheld)
         self._make_room(plan, now)
@@ -176,6 +177,9 @@ class Scheduler:
         for sequence in ready.without_credit:
             self._note_credit_since(sequence, now)
         decodes, prefilling, growing = ready.decodes, ready.prefilling, ready.growing
+        # Streams wait for the step that their tokens are in; prompts alone keep nobody's stream waiting.
+        most = self.max_step_tokens if decodes else self._max_lone_tokens
+        budget = min(most, self.memory_limit.max_step_tokens)
         if len(decodes) > budget:
             # More sequences than tokens in a step: take turns.
             self._running.changed()

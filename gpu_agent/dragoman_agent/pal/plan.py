@@ -133,7 +133,8 @@ class Plan:
     graph_batch_sizes: tuple[int, ...] = ()  # decode batches with a captured graph; empty where a device has none
     # Steps with prompts that have a captured graph, by the tokens they are padded to; rising.
     mixed_graph_tokens: tuple[int, ...] = ()
-    chunk_graph: bool = False  # steps with prompts that nearly fill `max_batch_tokens` have a graph as well
+    chunk_graph: bool = False  # steps with prompts that nearly fill one of `full_tokens` have a graph as well
+    company_tokens: int = 0  # tokens a step may compute while sequences decode, fewer than any may; 0: as many
     device_index: int = 0  # among devices of its kind
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
     short_groups: tuple[ShortGroups, ...] = ()  # ascending, apart from each other
@@ -172,7 +173,17 @@ class Plan:
     @property
     def captured_tokens(self) -> tuple[int, ...]:
         """Tokens of each graph of steps with prompts, rising."""
-        return captured_tokens(self.mixed_graph_tokens, self.max_batch_tokens if self.chunk_graph else None)
+        return captured_tokens(self.mixed_graph_tokens, self.full_tokens if self.chunk_graph else ())
+
+    @property
+    def max_company_tokens(self) -> int:
+        """Tokens a step may compute while sequences decode."""
+        return self.company_tokens or self.max_batch_tokens
+
+    @property
+    def full_tokens(self) -> tuple[int, ...]:
+        """Tokens of steps that are full, beside sequences that decode and without, rising."""
+        return full_tokens(self.max_batch_tokens, self.max_company_tokens)
 
     def mixed_decode(self, num_seqs: int) -> DecodeAttention:
         """The decode attention in a graph of steps with prompts and `num_seqs` sequences at most."""
@@ -188,9 +199,14 @@ class Plan:
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).digest()
 
 
-def captured_tokens(tokens: Sequence[int], chunk: int | None) -> tuple[int, ...]:
-    """`tokens`, rising, and those of the `chunk` that has a graph."""
-    return (*tokens, *([] if chunk is None else [chunk]))
+def full_tokens(alone: int, company: int) -> tuple[int, ...]:
+    """See Plan.full_tokens."""
+    return tuple(sorted({alone, company}))
+
+
+def captured_tokens(tokens: Sequence[int], full: Sequence[int]) -> tuple[int, ...]:
+    """`tokens` and those of `full` steps that have a graph, each once, rising."""
+    return tuple(sorted({*tokens, *full}))
 
 
 def mixed_timed(tokens: Sequence[int]) -> int | None:

@@ -33,6 +33,7 @@ def plan_fields(plan: Plan) -> list[PlanField]:
         PlanField("num_blocks", plan.num_blocks, "kv-blocks"),
         PlanField("max_context_tokens", plan.max_context_tokens, "max-context", "tokens"),
         PlanField("max_batch_tokens", plan.max_batch_tokens, "step-tokens", "tokens"),
+        PlanField("company_tokens", plan.max_company_tokens, "company-tokens", "tokens"),
         PlanField("max_num_seqs", plan.max_num_seqs, "max-seqs"),
         PlanField("max_num_waiting", plan.max_num_waiting, "max-waiting"),
     ]

@@ -17,6 +17,7 @@ from dragoman_agent.pal.profile import Profile
 from dragoman_kernels.triton.launches import GemmLaunch
 
 LATENCY_TARGET_SECONDS = 0.05  # between two tokens of a stream while others' prompts are computed: a usual objective
+_PATIENCE = 3.0  # times the target, for who comes while prompts alone are computed: nobody's stream waits
 _STALL_STEPS = 2.0  # where a decode step alone takes longer than that, a step with a prompt may take twice as long
 _MIN_GAIN = 0.2  # in tokens a second, for which every stream may get slower by twice the sequences
 _SHORT_CONTEXT = 256  # at which streams begin
@@ -181,6 +182,14 @@ def _library_where_it_wins(chosen: Sequence[GemmDecode]) -> tuple[GemmDecode, ..
     return tuple(kept)
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of a step: of prompts alone, and of prompts beside sequences that decode."""
+
+    alone: int
+    company: int
+
+
 def choose_chunk(
     shape: StepShape,
     prefill: PrefillAttention,
@@ -189,14 +198,15 @@ def choose_chunk(
     profile: Profile,
     off: str | None,
     library: LibraryPrefill | None = None,
-) -> tuple[int, Decision]:
-    """Tokens of a step: the fewest that reach nearly the best prefill rate (compute-limited), within what the latency
-    target leaves (S2 of the product: min of both), and room for a prompt beside a full batch.
+) -> tuple[Chunk, list[Decision]]:
+    """Tokens of a step: the fewest that reach nearly the best prefill rate (compute-limited), and room for a prompt beside a full
+    batch; beside streams no more than the latency target leaves (S2 of the product: min of both).
     """
     floor = 2 * max_num_seqs
     if off:
         chosen = max(pal_off.MAX_BATCH_TOKENS, floor)
-        return chosen, Decision("step-tokens", f"{chosen}", off, unit="tokens")
+        both = [Decision(subject, f"{chosen}", off, unit="tokens") for subject in ("step-tokens", "company-tokens")]
+        return Chunk(chosen, chosen), both
     model, times = shape.model, shape.times
     seconds = {
         tokens: step_cost.prefill_step_seconds(
@@ -208,33 +218,46 @@ def choose_chunk(
     target = max(limits.latency_target_seconds or LATENCY_TARGET_SECONDS, _STALL_STEPS * alone)
     best_rate = max(tokens / step for tokens, step in seconds.items())
     by_compute = next(tokens for tokens, step in seconds.items() if tokens / step >= _NEAR_BEST * best_rate)
-    by_latency = max((tokens for tokens, step in seconds.items() if step <= target), default=_CHUNKS[0])
+    by_latency, by_patience = (
+        max((tokens for tokens, step in seconds.items() if step <= most), default=_CHUNKS[0])
+        for most in (target, _PATIENCE * target)
+    )
     spare = spare_bytes(profile, model, limits, times.rates) / _CHUNK_SHARE
     by_memory = max((tokens for tokens in _CHUNKS if tokens * token_bytes(model) <= spare), default=_CHUNKS[0])
     handover = step_cost.handover_seconds(times.rates, model, model.num_layers if library else 0)
     by_host = next((tokens for tokens, step in seconds.items() if step >= handover), _CHUNKS[-1])
     by_library = library.min_tokens if library else 0  # else it would never be used
     wanted = max(by_compute, by_host, by_library)
-    chosen = max(min(wanted, by_latency, by_memory), floor)
+    chosen = max(min(wanted, by_patience, by_memory), floor)
+    company = max(min(chosen, by_latency), floor)
     weights = 2 * model.num_parameters / times.rates.read_bandwidth
     free_tokens = weights * times.rates.matmul_rate / (2 * model.num_parameters)
     reason = (
         f"min of {wanted:,} (fewest tokens within {1 - _NEAR_BEST:.0%} of the best prefill rate, that take the "
         f"device longer than the {1e3 * handover:.1f} ms in which the host hands a step over"
-        f"{f' and reach the {by_library:,} of the library' if library else ''}), {by_latency:,} "
-        f"(most tokens within {1e3 * target:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
+        f"{f' and reach the {by_library:,} of the library' if library else ''}), {by_patience:,} "
+        f"(most tokens within {1e3 * _PATIENCE * target:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
         f"memory that weights leave), at least {floor:,} for a prompt beside a full batch; "
         f"up to {free_tokens:,.0f} tokens hide behind reading the weights"
     )
     candidates = tuple(
-        Candidate(f"{tokens}", step, "" if tokens == chosen else _chunk_reason(tokens, step, best_rate, target))
+        Candidate(f"{tokens}", step, "" if tokens == chosen else _chunk_reason(tokens, step, best_rate, _PATIENCE * target))
         for tokens, step in seconds.items()
     )
-    predicted = seconds.get(chosen) or step_cost.prefill_step_seconds(
-        times, model, shape.page_size, prefill, chosen, PROMPT_TOKENS, library, shape.fixed
-    )
+    for tokens in (chosen, company):
+        if tokens not in seconds:
+            seconds[tokens] = step_cost.prefill_step_seconds(
+                times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
+            )
     inputs = profile_inputs(profile, "compute.matmul_bfloat16", "memory.read_bandwidth", "scheduling.phase")
-    return chosen, Decision("step-tokens", f"{chosen}", reason, inputs, candidates, predicted, unit="s")
+    waits = f"within {1e3 * target:.0f} ms, which a stream may wait between two tokens"
+    beside = f"the most tokens of a step {waits}" if company < chosen else f"a full step is {waits}"
+    if seconds[company] > target:
+        beside = f"room for a prompt beside a full batch of {max_num_seqs} sequences; no step that has it is {waits}"
+    return Chunk(chosen, company), [
+        Decision("step-tokens", f"{chosen}", reason, inputs, candidates, seconds[chosen], unit="s"),
+        Decision("company-tokens", f"{company}", beside, inputs, predicted=seconds[company], unit="s"),
+    ]
 
 
 def choose_graphs(

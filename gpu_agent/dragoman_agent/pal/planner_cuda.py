@@ -35,6 +35,7 @@ from dragoman_agent.pal.planner_attention import (
 )
 from dragoman_agent.pal.planner_batch import (
     StepShape,
+    Chunk,
     choose_chunk,
     choose_gemm_decode,
     choose_gemm_rows,
@@ -90,7 +91,7 @@ class _Chosen:
     reduction: Reduction
     prefill: PrefillAttention
     library: LibraryPrefill | None
-    chunk: int
+    chunk: Chunk
     graphs: tuple[int, ...]
     mixed_graphs: MixedGraphs
     question: LayerQuestion
@@ -111,7 +112,7 @@ def plan_cuda(
     model = kv_model(model, kv_dtype)
     chosen, shape, decisions = _choose(profile, model, limits, switches, times, timings)
     shared, shared_decision = _shared_memory(profile, model, chosen)
-    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk, chosen.library, chosen.mixed_graphs)
+    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk.alone, chosen.library, chosen.mixed_graphs)
     prefetch, moving = choose_prefetch(profile, model, step_model.prefill_tokens_per_second, switches)
     offload = moving[0].chosen == "yes"
     sizes = _sizes(model, times, chosen, copy_bytes(limits, offload=offload))
@@ -126,7 +127,7 @@ def plan_cuda(
         page_size=chosen.page_size,
         num_blocks=num_blocks,
         max_context_tokens=min(chosen.context, (num_blocks - 1) * chosen.page_size),
-        max_batch_tokens=chosen.chunk,
+        max_batch_tokens=chosen.chunk.alone,
         max_num_seqs=chosen.num_seqs,
         max_num_waiting=limits.max_num_waiting,
         num_threads=1,
@@ -136,7 +137,8 @@ def plan_cuda(
         step_model=step_model,
         graph_batch_sizes=chosen.graphs,
         mixed_graph_tokens=chosen.mixed_graphs.tokens,
-        chunk_graph=chosen.mixed_graphs.chunk is not None,
+        chunk_graph=bool(chosen.mixed_graphs.full),
+        company_tokens=chosen.chunk.company if chosen.chunk.company < chosen.chunk.alone else 0,
         device_index=profile.device.index,
         decode_attention=chosen.decode.attention,
         short_groups=chosen.groups,
@@ -219,7 +221,7 @@ def predict_cuda(
         size = next((size for size in mixed_graphs.tokens if size >= tokens), None)
         if size is not None:
             return mixed_graph_seconds(shape, prefill, size)
-        if tokens == mixed_graphs.chunk:
+        if tokens in mixed_graphs.full:
             return mixed_graph_seconds(shape, prefill, tokens, library, PROMPT_TOKENS)
         # Outside a graph the host launches kernel by kernel, and a small step waits for it.
         return max(on_device, step_cost.handover_seconds(times.rates, model))
@@ -270,7 +272,7 @@ def _choose(
         decode_decisions = [Decision("decode-attention", "", prefill_decision.reason), Decision("burst", "no", _FIXED)]
     shape = StepShape(model, times, page_size, decode.attention, rows, gemm_fixed or gemm)
     library, library_decision = choose_library_prefill(maker, page_size, prefill, tuning_off or fixed or float8)
-    chunk, chunk_decision = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
+    chunk, chunk_decisions = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
     groups, groups_decision = choose_grouping(
@@ -286,7 +288,7 @@ def _choose(
     decisions = [
         Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights in bfloat16"),
         page_decision, context_decision, seqs_decision, *decode_decisions, groups_decision, prefill_decision, library_decision, rows_decision,
-        gemm_decision, dependent_decision, chunk_decision, graphs_decision, mixed_decision, reduction_decision,
+        gemm_decision, dependent_decision, *chunk_decisions, graphs_decision, mixed_decision, reduction_decision,
     ]  # fmt: skip
     return (
         _Chosen(
@@ -316,7 +318,7 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int)
     workspace = workspace_bytes(
         model,
         chosen.decode.attention,
-        chosen.chunk,
+        chosen.chunk.alone,
         chosen.num_seqs,
         chosen.context,
         chosen.page_size,

@@ -9,8 +9,8 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import profile_inputs
-from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention, captured_tokens, mixed_graph_sizes, mixed_timed
-from dragoman_agent.pal.planner_batch import GRAPH_NODE_BYTES, StepShape
+from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention, captured_tokens, full_tokens, mixed_graph_sizes, mixed_timed
+from dragoman_agent.pal.planner_batch import GRAPH_NODE_BYTES, Chunk, StepShape
 from dragoman_agent.pal.planner_memory import token_bytes
 from dragoman_agent.pal.profile import Profile
 
@@ -28,19 +28,19 @@ class MixedGraphs:
     """The graphs of steps with prompts."""
 
     tokens: tuple[int, ...] = ()  # that any shorter step is padded to, rising
-    chunk: int | None = None  # tokens of full steps, where they have one too
+    full: tuple[int, ...] = ()  # tokens of full steps, where they have one too, rising
 
     @property
     def captured(self) -> tuple[int, ...]:
         """Tokens of all of them."""
-        return captured_tokens(self.tokens, self.chunk)
+        return captured_tokens(self.tokens, self.full)
 
 
 def choose_mixed_graphs(
     shape: StepShape,
     prefill: PrefillAttention,
     library: LibraryPrefill | None,
-    chunk: int,
+    chunk: Chunk,
     max_num_seqs: int,
     kv_bytes: float,
     profile: Profile,
@@ -53,7 +53,7 @@ def choose_mixed_graphs(
     if off:
         return MixedGraphs(), Decision(subject, "none", off)
     handover = step_cost.handover_seconds(shape.times.rates, model)
-    seconds = {size: mixed_graph_seconds(shape, prefill, size) for size in _SIZES if size <= chunk}
+    seconds = {size: mixed_graph_seconds(shape, prefill, size) for size in _SIZES if size <= chunk.alone}
     apart = _far_apart({size: step for size, step in seconds.items() if step <= _CERTAIN * handover})
 
     def taken(tokens: Sequence[int]) -> int:
@@ -61,11 +61,10 @@ def choose_mixed_graphs(
 
     memory = [taken(apart[:nth]) for nth in range(len(apart) + 1)]
     sizes = tuple(size for nth, size in enumerate(apart, 1) if memory[nth] <= _KV_SHARE * kv_bytes)
-    fills = None
-    full = mixed_graph_seconds(shape, prefill, chunk, library)
-    if chunk not in sizes:
-        has_room = taken((*sizes, chunk)) <= _KV_SHARE * kv_bytes
-        fills = chunk if has_room and handover >= _WORTH_A_CHUNK * full else None
+    full = {tokens: mixed_graph_seconds(shape, prefill, tokens, library) for tokens in full_tokens(chunk.alone, chunk.company)}
+    fills = tuple(full) if not full.keys() <= {*sizes} else ()
+    if taken(captured_tokens(sizes, fills)) > _KV_SHARE * kv_bytes or handover < _WORTH_A_CHUNK * min(full.values()):
+        fills = ()
     chosen = MixedGraphs(sizes, fills)
 
     def why_not(size: int, step: float) -> str:
@@ -77,7 +76,7 @@ def choose_mixed_graphs(
 
     candidates = tuple(
         Candidate(f"{size}", step, "" if size in chosen.captured else why_not(size, step))
-        for size, step in {**seconds, chunk: full}.items()
+        for size, step in sorted({**seconds, **full}.items())
     )
     reason = (
         f"the host takes {1e3 * handover:.1f} ms to hand a step over kernel by kernel; up to {sizes[-1]:,} tokens the device "
@@ -85,8 +84,9 @@ def choose_mixed_graphs(
         if sizes
         else f"no step is both shorter than the {1e3 * handover:.1f} ms in which the host hands it over and small enough to keep"
     )
-    if fills is not None:
-        reason += f"; steps of {fills:,} tokens, which fill the chunk, spare the host that work"
+    if fills:
+        words = " and ".join(f"{tokens:,}" for tokens in fills)
+        reason += f"; steps of {words} tokens, which fill a chunk, spare the host that work"
     if chosen.captured:
         reason += f" ({taken(chosen.captured) / (1 << 20):.0f} MiB)"
     names = ("scheduling.host_launch", "memory.read_bandwidth", "scheduling.phase", "memory.free")

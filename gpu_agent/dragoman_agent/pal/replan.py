@@ -14,7 +14,7 @@ from dragoman_agent.pal.profile import Profile
 
 SUBJECT = "replan"
 MIN_STEP_CHANGE = 0.01  # of a predicted step: less is no difference
-_NOT_COMPARED = ("memory", "step_model", "num_blocks", "max_batch_tokens", "max_num_seqs")
+_NOT_COMPARED = ("memory", "step_model", "num_blocks", "max_batch_tokens", "company_tokens", "max_num_seqs")
 _WHY_NOT = {
     "page_size": "the arena is laid out in pages",
     "max_context_tokens": "clients were told the longest context",
@@ -73,17 +73,20 @@ def replan(
     except PlanError as error:
         return Replan(in_force, problem=str(error))
     tokens = min(target.max_batch_tokens, at_start.max_batch_tokens)
+    company = min(target.max_company_tokens, at_start.max_company_tokens)
     seqs = min(target.max_num_seqs, at_start.max_num_seqs)
     blocks = at_start.num_blocks if memory_is_committed else min(target.num_blocks, at_start.num_blocks)
     plan = replace(
         in_force,
         max_batch_tokens=tokens,
+        company_tokens=company if company < tokens else 0,
         max_num_seqs=seqs,
         num_blocks=blocks,
         step_model=target.step_model,
     )
     changes = [
         *_running("max_batch_tokens", in_force.max_batch_tokens, tokens, "tokens"),
+        *_running("company_tokens", in_force.max_company_tokens, company, "tokens"),
         *_running("max_num_seqs", in_force.max_num_seqs, seqs, "sequences"),
         *_running("num_blocks", in_force.num_blocks, blocks, "KV blocks"),
         *_step_model_change(in_force, target),

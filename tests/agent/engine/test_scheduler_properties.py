@@ -79,7 +79,8 @@ class Play:
 def check_step(scheduler: Scheduler, plan: StepPlan) -> None:
     """What a step may hold."""
     sequences = plan.sequences
-    assert plan.num_tokens <= min(scheduler.max_step_tokens, scheduler.memory_limit.max_step_tokens)
+    most = scheduler.max_step_tokens if plan.decodes else scheduler.plan.max_batch_tokens
+    assert plan.num_tokens <= min(most, scheduler.memory_limit.max_step_tokens)
     assert len(set(map(id, sequences))) == len(sequences)
     assert all(s.status is Status.RUNNING for s in sequences)
     assert all(s.num_uncomputed == 1 and not s.request.is_embedding for s in plan.decodes)
@@ -129,12 +130,15 @@ def requests(max_prompt: int, max_output: int) -> st.SearchStrategy[dict[str, An
     wanted=st.lists(requests(150, 40), min_size=1, max_size=14),
     num_blocks=st.integers(14, 40),
     max_batch_tokens=st.sampled_from([5, 16, 48, 200]),
+    company_tokens=st.sampled_from([0, 5, 12]),
     max_num_seqs=st.integers(1, 6),
 )
 def test_every_step_is_sound_and_every_request_ends(
-    wanted: list[dict[str, Any]], num_blocks: int, max_batch_tokens: int, max_num_seqs: int
+    wanted: list[dict[str, Any]], num_blocks: int, max_batch_tokens: int, company_tokens: int, max_num_seqs: int
 ) -> None:
-    play = make(num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, max_num_seqs=max_num_seqs)
+    play = make(
+        num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, company_tokens=company_tokens, max_num_seqs=max_num_seqs
+    )
     work = 0
     for index, fields in enumerate(wanted):
         for _ in range(fields.pop("wait")):

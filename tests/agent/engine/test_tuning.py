@@ -34,11 +34,27 @@ def test_fewer_tokens_a_step_and_back(lab: Callable[..., Any], start: Callable[.
     plain, steps = run(engine, "a")
     assert max(s.load.prefill_tokens for s in steps) == 300
     engine = lab()
-    slow, steps = run(engine, "a", most(max_step_tokens=64))
+    slow, steps = run(engine, "a", most(max_step_tokens=64, max_lone_tokens=64))
     assert max(s.load.prefill_tokens for s in steps) == 64 and steps[-1].load.max_step_tokens == 64
     assert slow == plain, "a chunk's size changes no token"
     _, steps = run(engine, "c", most())
     assert steps[-1].load.max_step_tokens == 512
+
+
+def test_prompts_alone_may_fill_a_step_that_streams_would_wait_for(
+    lab: Callable[..., Any], start: Callable[..., Any], answers: Any
+) -> None:
+    engine = lab(company_tokens=64)
+    events = engine.run(start("first", "x" * 300, 8))
+    engine.core.receive(start("stream", "y" * 20, 400))
+    engine.turn(3)
+    engine.steps.clear()
+    events += engine.run(start("beside", "w" * 300, 8))
+    assert max(s.load.prefill_tokens + s.load.decode_tokens for s in engine.steps) == 64
+    engine.steps.clear()
+    engine.run(start("alone", "z" * 300, 8))
+    assert max(s.load.prefill_tokens for s in engine.steps) == 300
+    assert answers(events)["first", 0].token_ids
 
 
 def test_fewer_sequences_run_at_once_and_none_starves(

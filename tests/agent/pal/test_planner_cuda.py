@@ -75,9 +75,20 @@ def test_what_was_measured_on_an_h200_is_predicted(card: Card, shapes: Shapes) -
 
 
 def test_small_models_get_larger_steps(card: Card, shapes: Shapes) -> None:
-    small, large = (plan_of(card(), shapes(name)).max_batch_tokens for name in ("qwen3-0.6b", "qwen3-8b"))
-    assert small >= 4 * large
-    assert large == 2048  # the guidance of the public tables for 8B
+    small, large = (plan_of(card(), shapes(name)) for name in ("qwen3-0.6b", "qwen3-8b"))
+    assert small.max_batch_tokens == small.max_company_tokens >= 4 * large.max_company_tokens
+    assert large.max_company_tokens == 2048  # the guidance of the public tables for 8B
+
+
+def test_prompts_alone_get_larger_steps_than_beside_streams_where_those_would_wait(card: Card, shapes: Shapes) -> None:
+    plan, decisions = plan_for(card(), shapes("qwen3-8b"), Limits(), Switches())
+    told = {decision.subject: decision for decision in decisions}
+    assert plan.full_tokens == (plan.company_tokens, plan.max_batch_tokens) and plan.max_batch_tokens > 2048
+    alone, beside = told["step-tokens"], told["company-tokens"]
+    assert alone.predicted <= 0.15 and beside.predicted <= 0.05 and "within 50 ms" in beside.reason
+    assert plan.captured_tokens[-2:] == plan.full_tokens, "both kinds of full steps spare the host their hand-over"
+    plan, decisions = plan_for(card(), shapes("qwen3-0.6b"), Limits(), Switches())
+    assert not plan.company_tokens and "a full step is within" in next(d.reason for d in decisions if d.subject == "company-tokens")
 
 
 def test_a_tighter_latency_target_makes_smaller_steps(card: Card, shapes: Shapes) -> None:

@@ -73,7 +73,7 @@ def test_none_is_longer_than_a_step_may_be(card: Card, shapes: Shapes) -> None:
     plan, decision = planned(card(), shapes("qwen3-0.6b"))
     assert plan.mixed_graph_tokens[-1] < plan.max_batch_tokens
     assert plan.chunk_graph and plan.captured_tokens == (*plan.mixed_graph_tokens, plan.max_batch_tokens)
-    assert f"steps of {plan.max_batch_tokens:,} tokens, which fill the chunk" in decision.reason
+    assert f"steps of {plan.max_batch_tokens:,} tokens, which fill a chunk" in decision.reason
 
 
 def test_a_full_step_has_a_graph_unless_its_memory_is_worth_more_as_kv(card: Card, shapes: Shapes) -> None:

@@ -203,14 +203,14 @@ def run_engine(plan: Any, offers: list[tuple[float, Stream]]) -> dict[int, tuple
     return {number: (first, end) for number, (first, end) in ended.items() if came[number] <= first}
 
 
-@pytest.mark.parametrize("load", [0.3, 0.8])
-def test_it_is_as_quick_as_the_real_engine(load: float) -> None:
+@pytest.mark.parametrize(("load", "company_tokens"), [(0.3, 0), (0.8, 0), (0.8, 128)])
+def test_it_is_as_quick_as_the_real_engine(load: float, company_tokens: int) -> None:
     """The engine's own core and scheduler with steps in virtual time, against the events of the simulated agent."""
     plan = default_null_plan(
         open_null_model("null"), page_size=16, num_blocks=2048, max_context_tokens=4096, max_batch_tokens=512, max_num_seqs=16,
-        step_model=MODEL,
+        step_model=MODEL, company_tokens=company_tokens,
     )  # fmt: skip
-    profile = AgentProfile("null", StepTable(MODEL), 4096, 16, 256, 512, 2047 * 16, 16)
+    profile = AgentProfile("null", StepTable(MODEL), 4096, 16, 256, 512, 2047 * 16, 16, company_tokens)
     rng, at = Random(11), 0.0
     sizes = []
     for number in range(NUM_REPLAYED):
