@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
-#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|quote|start|tiers|rows] [MODEL...]
+#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|plan|quote|start|tiers|rows] [MODEL...]
+# pal: step model, the ablation's twelve cells in one run, another card's profile. plan: plan quality, a small card out of this one;
+# quicker after pal on the same machine, whose kernels are timed by then.
 # The raw results and logs go to OUT/GROUP.tar, packed anew every few seconds and at the end, so that a machine that is taken
 # away has left them; benchmarks.record_gpu records the *.json in it.
 set -uo pipefail
@@ -22,7 +24,7 @@ run() { echo "== $*"; timeout "${LIMIT:-280}" "$@" || { echo "FAILED ($?): $*"; 
 if [ "$group" = checks ]; then
   LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --seconds 500
 elif [ "$group" = probe ]; then
-  run python3 tests/gpu/check_probe.py --out "$work"
+  LIMIT=260 run python3 tests/gpu/check_probe.py --out "$work"
 elif [ "$group" = quote ]; then
   LIMIT=400 run python3 -m benchmarks.quote --device cuda --out "$work/quote.json"
 elif [ "$group" = tiers ]; then
@@ -37,8 +39,10 @@ elif [ "$group" = rows ]; then
 elif [ "$group" = start ]; then
   run python3 -m benchmarks.start_gpu qwen3-0.6b --out "$work/start.json"
 elif [ "$group" = pal ]; then
-  LIMIT=450 run python3 -m benchmarks.pal_gpu $models --out "$work" --seconds 390
-  DRAGOMAN_SM_LIMIT=24 DRAGOMAN_MEMORY_LIMIT=8000000000 LIMIT=90 run python3 -m benchmarks.small_card qwen3-0.6b \
+  LIMIT=530 run python3 -m benchmarks.pal_gpu $models --only step_model,ablation,wrong_profile --out "$work" --seconds 470
+elif [ "$group" = plan ]; then
+  LIMIT=390 run python3 -m benchmarks.pal_gpu $models --only plan_quality --out "$work" --seconds 330
+  DRAGOMAN_SM_LIMIT=24 DRAGOMAN_MEMORY_LIMIT=8000000000 LIMIT=140 run python3 -m benchmarks.small_card qwen3-0.6b \
     --whole-timings "$work/timings.json" --out "$work"
 else
   for model in $models; do LIMIT=150 run python3 -m benchmarks.engine_gpu "$model" --out "$work/$model.json"; done

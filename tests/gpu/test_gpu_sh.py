@@ -8,6 +8,8 @@ import tarfile
 import time
 from pathlib import Path
 
+from benchmarks import pal_gpu
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
 # Stands in for the benchmark: writes to its last argument, and ends when it is told to.
 PYTHON = """#!/bin/sh
@@ -39,6 +41,31 @@ def start(tmp_path: Path, seconds: str) -> subprocess.Popen[str]:
     }
     command = ["bash", str(SCRIPT), str(tmp_path / "out"), "quote"]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def commands(tmp_path: Path, group: str) -> list[list[str]]:
+    """What a group runs: `python3` says how it is called and under which limits."""
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "ran $DRAGOMAN_SM_LIMIT $@"\n')
+    python.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "PACK_SECONDS": "60"}
+    environ.pop("DRAGOMAN_SM_LIMIT", None)
+    command = ["bash", str(SCRIPT), str(tmp_path / "out"), group]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40, check=True)
+    return [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ran ")]
+
+
+def test_every_part_of_the_hardware_layers_figures_is_in_a_group(tmp_path: Path) -> None:
+    """And each file that is run is there."""
+    pal, plan, probe = (commands(tmp_path, group) for group in ("pal", "plan", "probe"))
+    parts = ",".join(run[run.index("--only") + 1] for run in (pal[0], plan[0]))
+    assert sorted(parts.split(",")) == sorted(pal_gpu.PARTS), "each once"
+    assert pal[0][:5] == ["-m", "benchmarks.pal_gpu", "qwen3-0.6b", "llama-3.2-1b", "qwen3-8b"] and len(pal) == 1
+    small = plan[1]
+    assert small[:4] == ["24", "-m", "benchmarks.small_card", "qwen3-0.6b"]
+    out = plan[0][plan[0].index("--out") + 1]
+    assert small[small.index("--whole-timings") + 1] == f"{out}/timings.json", "as pal_gpu writes them"
+    assert (SCRIPT.parents[1] / probe[0][0]).is_file()
 
 
 def test_results_leave_while_the_benchmark_runs(tmp_path: Path) -> None:

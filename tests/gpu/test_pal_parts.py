@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -246,6 +247,60 @@ def test_a_part_that_fails_costs_no_other_and_the_exit_says_so(
     assert run.has("ablation") and not run.has("step_model")
     over = pal_gpu.Run(tmp_path, ("ablation",), -1.0)
     assert not over.has("ablation") and "ablation left out" in capsys.readouterr().out
+
+
+def test_a_run_keeps_what_each_part_of_each_model_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the files that are recorded; the last model's plan quality is ended half-way."""
+    names = ("qwen3-0.6b", "qwen3-8b")
+    here = {
+        name: setup(name, tuned_cases=all_cases(), all_tuning_seconds=60.0, step_keys=None) for name in names
+    }  # fmt: skip
+    for one in here.values():
+        one.timings = Timings("", "")
+    row = {"bench": "x", "case": "b1", "samples": [1.0, 1.1, 1.2], "predicted": None, "note": ""}
+
+    def part(bench: str, metric: str, real: Callable[..., Any]) -> Any:
+        """Called as the real one may be, it gives one row, and to `keep` where it has it."""
+
+        def work(*given: Any, **named: Any) -> list[dict[str, Any]]:
+            results = [{**row, "bench": bench, "metric": metric}]
+            bound = inspect.signature(real).bind(*given, **named).arguments
+            if "keep" in bound:
+                bound["keep"](results)
+            if bench == "plan_quality" and given[0] is here["qwen3-8b"]:
+                raise RuntimeError("out of memory")
+            return results
+
+        return work
+
+    parts = {
+        "step_model": part("step_model", "predicted_over_measured", pal_gpu.step_model),
+        "ablation": part("ablation", "pal_on_over_off", pal_gpu.ablation),
+        "plan_quality": part("plan_quality", "share_of_best", pal_gpu.plan_quality),
+        "tuned": lambda models: here, "compile_kernels": lambda *_: None, "environment": lambda _: CARD,
+        "Loaded": lambda _: SimpleNamespace(device=lambda _: SimpleNamespace(close=lambda: None)),
+    }  # fmt: skip
+    for name, value in parts.items():
+        monkeypatch.setattr(pal_gpu, name, value)
+    wrong = part("wrong_profile", "wrong_profile_over_own", wrong_profile.wrong_profile)
+    monkeypatch.setattr(wrong_profile, "wrong_profile", wrong)
+    monkeypatch.setattr("sys.argv", ["pal_gpu", *names, "--out", str(tmp_path)])
+    assert (
+        pal_gpu.main() == 1
+        and "FAILED: plan quality of qwen3-8b: RuntimeError: out of memory" in capsys.readouterr().out
+    )
+    bodies = record_gpu.bodies_of(sorted(tmp_path.glob("*.json")))
+    made = [entry for body in bodies for entry in record_gpu.records_in(body)]
+    assert {(one["bench"], one["case"]) for one in made} >= {
+        *(("plan_quality", f"{case}-{name}") for case in ("selection", "planning", "b1") for name in names),
+        *((bench, f"{name}-b1") for bench in ("step_model", "ablation", "wrong_profile") for name in names),
+    }
+    monkeypatch.setattr("sys.argv", ["pal_gpu", *names, "--out", str(tmp_path), "--only", "ablation,plans"])
+    with pytest.raises(SystemExit):
+        pal_gpu.main()
+    assert "no part plans; there are step_model, ablation, plan_quality, wrong_profile" in capsys.readouterr().err
 
 
 def test_time_for_ablation_is_shared_among_the_models_that_are_left(tmp_path: Path) -> None:
