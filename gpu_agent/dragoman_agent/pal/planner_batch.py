@@ -23,7 +23,8 @@ _MIN_GAIN = 0.2  # in tokens a second, for which every stream may get slower by 
 _SHORT_CONTEXT = 256  # at which streams begin
 _SEQS = (8, 16, 32, 64, 128, 256, 512)
 _CHUNKS = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
-_NEAR_BEST = 0.99  # of the best prefill rate: a longer chunk only delays others
+# Of the best prefill rate. A longer chunk leaves fewer short ones behind it, which are slower, but delays others.
+_NEAR_BEST, _NEAR_BEST_BESIDE = 0.995, 0.99
 _CHUNK_SHARE = 8  # of the memory that weights leave, at most one part for a chunk's activations
 _MAX_PADDING_COST = 0.01  # of a step, for rows that nobody asked for
 GRAPH_NODE_BYTES = 40 << 10  # what was allowed for on an H200; no driver call says what a node takes
@@ -208,55 +209,54 @@ def choose_chunk(
         both = [Decision(subject, f"{chosen}", off, unit="tokens") for subject in ("step-tokens", "company-tokens")]
         return Chunk(chosen, chosen), both
     model, times = shape.model, shape.times
-    seconds = {
-        tokens: step_cost.prefill_step_seconds(
+
+    def step(tokens: int) -> float:
+        return step_cost.prefill_step_seconds(
             times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
         )
-        for tokens in _CHUNKS
-    }
-    alone = shape.seconds(1, _SHORT_CONTEXT)
-    target = max(limits.latency_target_seconds or LATENCY_TARGET_SECONDS, _STALL_STEPS * alone)
-    best_rate = max(tokens / step for tokens, step in seconds.items())
-    by_compute = next(tokens for tokens, step in seconds.items() if tokens / step >= _NEAR_BEST * best_rate)
-    by_latency, by_patience = (
-        max((tokens for tokens, step in seconds.items() if step <= most), default=_CHUNKS[0])
-        for most in (target, _PATIENCE * target)
-    )
+
+    seconds = {tokens: step(tokens) for tokens in _CHUNKS}
+    best_rate = max(tokens / each for tokens, each in seconds.items())
+    handover = step_cost.handover_seconds(times.rates, model, model.num_layers if library else 0)
+    by_host = next((tokens for tokens, each in seconds.items() if each >= handover), _CHUNKS[-1])
+    by_library = library.min_tokens if library else 0  # else it would never be used
     spare = spare_bytes(profile, model, limits, times.rates) / _CHUNK_SHARE
     by_memory = max((tokens for tokens in _CHUNKS if tokens * token_bytes(model) <= spare), default=_CHUNKS[0])
-    handover = step_cost.handover_seconds(times.rates, model, model.num_layers if library else 0)
-    by_host = next((tokens for tokens, step in seconds.items() if step >= handover), _CHUNKS[-1])
-    by_library = library.min_tokens if library else 0  # else it would never be used
-    wanted = max(by_compute, by_host, by_library)
-    chosen = max(min(wanted, by_patience, by_memory), floor)
-    company = max(min(chosen, by_latency), floor)
+    target = limits.latency_target_seconds or LATENCY_TARGET_SECONDS
+    target = max(target, _STALL_STEPS * shape.seconds(1, _SHORT_CONTEXT))
+    patience = _PATIENCE * target
+
+    def wanted(near: float) -> int:
+        return max(next(t for t, each in seconds.items() if t / each >= near * best_rate), by_host, by_library)
+
+    def within(most: float) -> int:
+        return max((tokens for tokens, each in seconds.items() if each <= most), default=_CHUNKS[0])
+
+    chosen = max(min(wanted(_NEAR_BEST), within(patience), by_memory), floor)
+    company = max(min(chosen, wanted(_NEAR_BEST_BESIDE), within(target)), floor)
     weights = 2 * model.num_parameters / times.rates.read_bandwidth
     free_tokens = weights * times.rates.matmul_rate / (2 * model.num_parameters)
     reason = (
-        f"min of {wanted:,} (fewest tokens within {1 - _NEAR_BEST:.0%} of the best prefill rate, that take the "
+        f"min of {wanted(_NEAR_BEST):,} (fewest tokens within {1 - _NEAR_BEST:.1%} of the best prefill rate, that take the "
         f"device longer than the {1e3 * handover:.1f} ms in which the host hands a step over"
-        f"{f' and reach the {by_library:,} of the library' if library else ''}), {by_patience:,} "
-        f"(most tokens within {1e3 * _PATIENCE * target:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
+        f"{f' and reach the {by_library:,} of the library' if library else ''}), {within(patience):,} "
+        f"(most tokens within {1e3 * patience:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
         f"memory that weights leave), at least {floor:,} for a prompt beside a full batch; "
         f"up to {free_tokens:,.0f} tokens hide behind reading the weights"
     )
-    candidates = tuple(
-        Candidate(f"{tokens}", step, "" if tokens == chosen else _chunk_reason(tokens, step, best_rate, _PATIENCE * target))
-        for tokens, step in seconds.items()
+    beside = (
+        f"min of {chosen:,} (of a step of prompts alone), {wanted(_NEAR_BEST_BESIDE):,} (within {1 - _NEAR_BEST_BESIDE:.1%} of "
+        f"the best prefill rate) and {within(target):,} (most tokens within {1e3 * target:.0f} ms a step, which a stream may "
+        f"wait between two tokens), at least {floor:,}"
     )
-    for tokens in (chosen, company):
-        if tokens not in seconds:
-            seconds[tokens] = step_cost.prefill_step_seconds(
-                times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
-            )
+    candidates = tuple(
+        Candidate(f"{tokens}", each, "" if tokens == chosen else _chunk_reason(tokens, each, best_rate, patience))
+        for tokens, each in seconds.items()
+    )
     inputs = profile_inputs(profile, "compute.matmul_bfloat16", "memory.read_bandwidth", "scheduling.phase")
-    waits = f"within {1e3 * target:.0f} ms, which a stream may wait between two tokens"
-    beside = f"the most tokens of a step {waits}" if company < chosen else f"a full step is {waits}"
-    if seconds[company] > target:
-        beside = f"room for a prompt beside a full batch of {max_num_seqs} sequences; no step that has it is {waits}"
     return Chunk(chosen, company), [
-        Decision("step-tokens", f"{chosen}", reason, inputs, candidates, seconds[chosen], unit="s"),
-        Decision("company-tokens", f"{company}", beside, inputs, predicted=seconds[company], unit="s"),
+        Decision("step-tokens", f"{chosen}", reason, inputs, candidates, step(chosen), unit="s"),
+        Decision("company-tokens", f"{company}", beside, inputs, predicted=step(company), unit="s"),
     ]
 
 

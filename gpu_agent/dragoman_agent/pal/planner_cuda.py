@@ -112,7 +112,9 @@ def plan_cuda(
     model = kv_model(model, kv_dtype)
     chosen, shape, decisions = _choose(profile, model, limits, switches, times, timings)
     shared, shared_decision = _shared_memory(profile, model, chosen)
-    step_model = predict_cuda(shape, chosen.prefill, chosen.graphs, chosen.chunk.alone, chosen.library, chosen.mixed_graphs)
+    step_model = predict_cuda(
+        shape, chosen.prefill, chosen.graphs, chosen.chunk.alone, chosen.library, chosen.mixed_graphs
+    )
     prefetch, moving = choose_prefetch(profile, model, step_model.prefill_tokens_per_second, switches)
     offload = moving[0].chosen == "yes"
     sizes = _sizes(model, times, chosen, copy_bytes(limits, offload=offload))

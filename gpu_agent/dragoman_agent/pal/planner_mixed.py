@@ -9,7 +9,14 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import profile_inputs
-from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention, captured_tokens, full_tokens, mixed_graph_sizes, mixed_timed
+from dragoman_agent.pal.plan import (
+    LibraryPrefill,
+    PrefillAttention,
+    captured_tokens,
+    full_tokens,
+    mixed_graph_sizes,
+    mixed_timed,
+)
 from dragoman_agent.pal.planner_batch import GRAPH_NODE_BYTES, Chunk, StepShape
 from dragoman_agent.pal.planner_memory import token_bytes
 from dragoman_agent.pal.profile import Profile
@@ -61,7 +68,10 @@ def choose_mixed_graphs(
 
     memory = [taken(apart[:nth]) for nth in range(len(apart) + 1)]
     sizes = tuple(size for nth, size in enumerate(apart, 1) if memory[nth] <= _KV_SHARE * kv_bytes)
-    full = {tokens: mixed_graph_seconds(shape, prefill, tokens, library) for tokens in full_tokens(chunk.alone, chunk.company)}
+    full = {
+        tokens: mixed_graph_seconds(shape, prefill, tokens, library)
+        for tokens in full_tokens(chunk.alone, chunk.company)
+    }
     fills = tuple(full) if not full.keys() <= {*sizes} else ()
     if taken(captured_tokens(sizes, fills)) > _KV_SHARE * kv_bytes or handover < _WORTH_A_CHUNK * min(full.values()):
         fills = ()

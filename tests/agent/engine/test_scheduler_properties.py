@@ -137,7 +137,10 @@ def test_every_step_is_sound_and_every_request_ends(
     wanted: list[dict[str, Any]], num_blocks: int, max_batch_tokens: int, company_tokens: int, max_num_seqs: int
 ) -> None:
     play = make(
-        num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, company_tokens=company_tokens, max_num_seqs=max_num_seqs
+        num_blocks=num_blocks,
+        max_batch_tokens=max_batch_tokens,
+        company_tokens=company_tokens,
+        max_num_seqs=max_num_seqs,
     )
     work = 0
     for index, fields in enumerate(wanted):
