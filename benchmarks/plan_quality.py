@@ -30,6 +30,7 @@ from dragoman_agent.pal.candidates import PAGE_SIZES, TuningCase
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.plan import DecodeAttention, Plan
 from dragoman_agent.pal.planner import plan_for
+from dragoman_agent.pal.planner_batch import LATENCY_TARGET_SECONDS
 from dragoman_agent.pal.step_cost import decode_attention_call
 from dragoman_agent.pal.switches import Switches
 from dragoman_kernels.triton.launches import DECODE_LAUNCHES, DECODE_SPLITS
@@ -37,7 +38,9 @@ from dragoman_kernels.triton.launches import DECODE_LAUNCHES, DECODE_SPLITS
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (256, 1024, 4096)
 STEPS = 8
-CHUNKS = (512, 1024, 2048, 4096, 8192)
+CHUNKS = (512, 1024, 2048, 4096, 8192, 12288, 16384)
+ALONE_TARGETS = 3.0  # latency targets that a step of prompts alone may take: nobody's stream waits for it
+LONGER = 1.3  # than predicted a chunk's step may still be within them
 GRAPH_SETS: dict[str, tuple[int, ...]] = {
     "powers of two": (1, 2, 4, 8, 16, 32, 64, 128, 256),
     "every 16": (1, 8, *range(16, 257, 16)),
@@ -46,7 +49,6 @@ GRAPH_SETS: dict[str, tuple[int, ...]] = {
 }
 MAX_KV_BYTES = 24 << 30  # of one attention case
 BATCH_SPANS = (range(1, 33), range(33, 129), range(129, 257))
-MAX_CHUNK_SECONDS = 0.05
 KV_TOKENS = 140_000  # of an arena: 256 sequences of 512 tokens
 PAGE_BATCHES = (1, 16, 64)
 TURNS = 3
@@ -215,12 +217,19 @@ def graphs(here: Setup, loaded: Loaded) -> list[float]:
     return [min(column) / own for column, own in zip(zip(*found.values(), strict=True), found["planned"], strict=True)]
 
 
-def chunks(here: Setup, loaded: Loaded) -> list[float]:
-    """The planned chunk against others that take at most `MAX_CHUNK_SECONDS`, in tokens a second: a share a repeat."""
-    planned = here.plan.max_batch_tokens
-    sizes = sorted({*CHUNKS, planned})
-    plan = small(here.plan, max_batch_tokens=sizes[-1], graph_batch_sizes=())
-    device = loaded.device(plan)
+def chunks(here: Setup, loaded: Loaded) -> dict[str, list[float]]:
+    """The planned chunks against others that take no longer than the planner allows, in tokens a second: a share a repeat.
+
+    Of prompts alone, and of prompts beside streams where the plan takes fewer there. Each has a graph, as a plan with that chunk
+    would have it.
+    """
+    plan = here.plan
+    target = here.limits.latency_target_seconds or LATENCY_TARGET_SECONDS
+    sizes = chunk_sizes(plan, ALONE_TARGETS * target)
+    graphs = sizes if plan.captured_tokens else ()
+    device = loaded.device(
+        small(plan, max_batch_tokens=sizes[-1], graph_batch_sizes=(), mixed_graph_tokens=graphs, chunk_graph=False)
+    )
     rates: dict[int, list[float]] = {chunk: [] for chunk in sizes}
     try:
         for turn in range(TURNS):
@@ -229,13 +238,28 @@ def chunks(here: Setup, loaded: Loaded) -> list[float]:
                 rates[chunk] += [chunk / seconds for seconds in steps]
     finally:
         device.close()
-    allowed = [
-        chunk for chunk in rates if chunk <= planned or chunk / statistics.median(rates[chunk]) <= MAX_CHUNK_SECONDS
-    ]
-    best = max(statistics.median(rates[chunk]) for chunk in allowed)
     shown = {chunk: round(statistics.median(rate)) for chunk, rate in rates.items()}
-    print(f"    chunks {shown} planned {planned}", flush=True)
-    return [min(rate / best, 1.0) for rate in rates[planned]]
+    print(f"    chunks {shown} planned {plan.max_batch_tokens}, beside streams {plan.max_company_tokens}", flush=True)
+    shares = {"chunk-size": chunk_shares(rates, plan.max_batch_tokens, ALONE_TARGETS * target)}
+    if plan.max_company_tokens != plan.max_batch_tokens:
+        shares["chunk-size-beside-streams"] = chunk_shares(rates, plan.max_company_tokens, target)
+    return shares
+
+
+def chunk_sizes(plan: Plan, max_seconds: float) -> tuple[int, ...]:
+    """The planned ones, and those of `CHUNKS` that surely end within `max_seconds`, or nearly."""
+    most = LONGER * max_seconds * plan.step_model.prefill_tokens_per_second
+    return tuple(sorted({*(chunk for chunk in CHUNKS if chunk <= most), *plan.full_tokens}))
+
+
+def chunk_shares(rates: Mapping[int, Sequence[float]], planned: int, max_seconds: float) -> list[float]:
+    """Of the best rate of a chunk that is no longer than the planned one or takes at most `max_seconds`; a share a repeat."""
+    allowed = [
+        statistics.median(rate)
+        for chunk, rate in rates.items()
+        if chunk <= planned or chunk / statistics.median(rate) <= max_seconds
+    ]
+    return [min(rate / max(allowed), 1.0) for rate in rates[planned]]
 
 
 def prefill_batch(plan: Plan, model: ModelConfig, tokens: int, prompt: int = 512) -> StepBatch:
@@ -276,7 +300,7 @@ def plan_quality(
         lambda: attention_variants.attention_variants(here),
         lambda: {"page-size": pages(here, loaded)},
         lambda: {"graph-buckets": graphs(here, loaded)},
-        lambda: {"chunk-size": chunks(here, loaded)},
+        lambda: chunks(here, loaded),
     ]
     results: list[Result] = []
     for number, measure in enumerate(steps):

@@ -14,7 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import ablation, attention_variants, pal_gpu, record_gpu, selection, small_card, wrong_profile
+from benchmarks import (
+    ablation,
+    attention_variants,
+    pal_gpu,
+    plan_quality,
+    record_gpu,
+    selection,
+    small_card,
+    wrong_profile,
+)
 from benchmarks.attention_variants import planned_variant, shapes_of, share_of_best, timed, variants_of
 from benchmarks.gpu_setup import LIMITS
 
@@ -132,6 +141,45 @@ def test_forms_take_turns_and_one_that_is_wrong_or_cannot_run_is_left_out(capsys
     assert share_of_best(variants[0], times, "x") == pytest.approx(2 / 3)
     assert share_of_best(variants[1], times, "x") == 1.0
     assert share_of_best(variants[3], times, "x") == 0.0, "the planned one does not run"
+
+
+# Chunks.
+
+
+def test_a_chunk_is_compared_with_those_that_may_take_as_long_as_the_planner_lets_them() -> None:
+    plan = plan_of("qwen3-8b")
+    sizes = plan_quality.chunk_sizes(plan, 0.15)
+    assert {512, 1024, 2048, 4096, *plan.full_tokens} <= set(sizes) and 16384 not in sizes, "which takes 0.4 s"
+    assert {512, 16384} <= set(plan_quality.chunk_sizes(plan_of("qwen3-0.6b"), 0.15)), "which takes 0.03 s there"
+    rates = {1024: [40e3] * 3, 2048: [44e3, 43e3, 44e3], 4096: [45e3] * 3, 8192: [50e3] * 3}
+    assert plan_quality.chunk_shares(rates, 2048, 0.05) == pytest.approx([1.0, 43 / 44, 1.0])
+    assert plan_quality.chunk_shares(rates, 2048, 0.10) == pytest.approx([44 / 45, 43 / 45, 44 / 45])
+    assert plan_quality.chunk_shares(rates, 8192, 0.10) == [1.0] * 3, (
+        "longer than it may be: no longer one is its rival"
+    )
+
+
+@pytest.mark.parametrize(("graphs", "company"), [(True, 0), (True, 2048), (False, 0)])
+def test_each_chunk_has_a_graph_where_the_plan_has_them(
+    graphs: bool, company: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = (256, 512) if graphs else ()
+    plan = replace(plan_of("qwen3-8b"), mixed_graph_tokens=tokens, chunk_graph=graphs, company_tokens=company)
+    plan = replace(plan, max_batch_tokens=4096)
+    loaded: list[Plan] = []
+
+    def device(given: Plan) -> SimpleNamespace:
+        loaded.append(given)
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(plan_quality, "step_seconds", lambda _, batch, steps: [len(batch.token_ids) / 45e3] * steps)
+    here = SimpleNamespace(**{**vars(setup("qwen3-8b")), "plan": plan})
+    shares = plan_quality.chunks(here, SimpleNamespace(device=device))  # type: ignore[arg-type]
+    (one,) = loaded
+    sizes = plan_quality.chunk_sizes(plan, 0.15)
+    assert one.captured_tokens == (sizes if graphs else ()) and one.max_batch_tokens == sizes[-1]
+    assert set(shares) == {"chunk-size", *(["chunk-size-beside-streams"] if company else [])}
+    assert all(len(samples) == 6 and min(samples) == 1.0 for samples in shares.values())
 
 
 # What choosing costs.
