@@ -202,6 +202,16 @@ class PreparingDevice(Protocol):
         """
 
 
+@runtime_checkable
+class GroupingDevice(Protocol):
+    """A device whose decode attention can let short sequences share the work of one program, where its plan has `short_groups`."""
+
+    def group_rows(self, rows: int) -> None:
+        """So many sequences a program in the decode steps submitted from now on, 1 for none that share; never more than the plan has
+        for a batch. Changes no result. Waits for nothing, also with steps under way.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
     """How a device keeps one KV block; blocks pass only between devices of equal format and model."""
@@ -266,6 +276,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Float32Array",
+    "GroupingDevice",
     "Int32Array",
     "LoadProgress",
     "ModelConfig",

@@ -25,6 +25,7 @@ from dragoman_agent.device.base import (
 from dragoman_agent.device.checks import check_batch, check_loadable
 from dragoman_agent.device.cuda_float8 import find_scales
 from dragoman_agent.device.cuda_graphs import StepGraphs
+from dragoman_agent.device.cuda_groups import GroupWords
 from dragoman_agent.device.cuda_inputs import MixedInputs, Room, Views, mixed_inputs
 from dragoman_agent.device.cuda_make import make_ops
 from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
@@ -47,7 +48,7 @@ from dragoman_kernels.triton.step_inputs import HEAD_WORDS, StepInputs, resolve_
 log = logging.getLogger(__name__)
 
 _RING = 3  # steps whose host buffers may be under way at once
-_HELD = ("_left", "_copier", "_graphs", "_mixed_graphs", "_mixed_logits", "_cache", "_weights", "_logits", "_ops", "_inputs", "_sampling", "_redraw", "_drawn", "_decode_drawn", "_results", "_sampled_ids", "_finite", "_packed", "_packed_heads", "_slots")  # fmt: skip
+_HELD = ("_left", "_copier", "_graphs", "_mixed_graphs", "_mixed_logits", "_cache", "_weights", "_logits", "_ops", "_inputs", "_group_words", "_sampling", "_redraw", "_drawn", "_decode_drawn", "_results", "_sampled_ids", "_finite", "_packed", "_packed_heads", "_slots")  # fmt: skip
 
 
 class CudaDevice(CudaPrepare):
@@ -131,6 +132,7 @@ class CudaDevice(CudaPrepare):
         progress(LoadProgress("kv", plan.num_blocks, plan.num_blocks, "steps"))
         self._max_num_blocks = -(-plan.max_context_tokens // plan.page_size) + 1
         self._inputs = StepInputs(rows, self._max_num_blocks, device)
+        self._group_words = GroupWords(plan.short_groups, device)
         self._sampling = SamplingWorkspace(rows, config.vocab_size, device)
         self._redraw = Redraw(plan.max_num_seqs, config.vocab_size, device)
         self._results = torch.zeros((2, rows), dtype=torch.int32, device=device)
@@ -185,6 +187,11 @@ class CudaDevice(CudaPrepare):
         no_room = f"a step of {len(batch.token_ids)} tokens does not fit"
         return self._on_stream(f"Step {batch.step} failed on the GPU", no_room)
 
+    def group_rows(self, rows: int) -> None:
+        """See GroupingDevice."""
+        self._check_loaded()
+        self._group_words.want(rows)
+
     def last_logits(self) -> torch.Tensor:
         """Logits [num_samples, vocab_size] bfloat16 of the last step; the next step overwrites them. For checks."""
         self._stream.synchronize()
@@ -216,6 +223,7 @@ class CudaDevice(CudaPrepare):
         scores: Scores | None = None
         if is_decode and (size := self._graphs.at_least(num_seqs)) is not None:
             self._fill_decode(batch, slot)
+            self._group_words.write()
             logits = self._graphs.replay(size)
             self._drawn = self._decode_drawn
         else:
@@ -271,7 +279,12 @@ class CudaDevice(CudaPrepare):
         inputs = self._inputs
         rows = max(size, self._plan.min_gemm_rows)
         inputs.unpack(self._packed, self._sampled_ids, rows)
-        part = DecodePart(inputs.block_tables[:size], inputs.context_lens[:size], self._plan.decode_for(size))
+        part = DecodePart(
+            inputs.block_tables[:size],
+            inputs.context_lens[:size],
+            self._plan.decode_for(size),
+            self._group_words.of(size),
+        )
         num_filled = size if rows > size else None
         step = CudaStep(
             inputs.token_ids[:rows], None, inputs.positions[:rows], inputs.slots[:rows], part, None, num_filled

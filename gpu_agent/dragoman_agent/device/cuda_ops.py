@@ -30,6 +30,9 @@ class DecodePart:
     block_tables: Tensor  # int32 [num_seqs, width]
     context_lens: Tensor  # int32 [num_seqs]
     attention: DecodeAttention
+    group_rows: Tensor | None = (
+        None  # int32 [1], sequences that share a program; None: none do, by a kernel without groups
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,5 +154,5 @@ class CudaOps:
         paged_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
             block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
-            key_scale=scales[0], value_scale=scales[1], dependent=self.dependent, out=out,
+            key_scale=scales[0], value_scale=scales[1], dependent=self.dependent, group_rows=part.group_rows, out=out,
         )  # fmt: skip

@@ -38,7 +38,7 @@ class Form:
     kind: str
     sizes: tuple[int, ...] = ()
     dependent: bool = False  # as a kernel that may start before the one before it has ended
-    flag: bool = False  # norm: with a residual; gemm: with a bias
+    flag: bool = False  # norm: with a residual; gemm: with a bias; decode: with groups of sequences
     wide: bool = False  # over K and V in sixteen bits, in a plan that keeps them in eight
     part: int = 0  # of `num_parts`: the kernels that are launched as number `part`, `part + num_parts` and so on
     num_parts: int = 1
@@ -89,10 +89,13 @@ def _common(model: ModelConfig, *, dependent: bool) -> Iterator[Form]:
 
 def _attention(plan: Plan, sizes: list[int]) -> Iterator[Form]:
     """Beside prompts every bucket runs as in no graph, so never as a dependent launch."""
-    dependent = {plan.decode_for(size) for size in sizes if size <= plan.dependent_max_batch}
-    for early, buckets in ((False, plan.decode_attention), (True, tuple(dependent))):
-        for one in buckets:
-            yield Form("decode", (one.num_splits, one.block_n, one.num_stages, one.num_warps), early)
+    captured = {
+        (size <= plan.dependent_max_batch, plan.groups_for(size) is not None, plan.decode_for(size)) for size in sizes
+    }
+    # Without groups and not early: what is captured so, and every bucket beside prompts.
+    plain = {(False, False, one) for one in plan.decode_attention}
+    for early, grouped, one in sorted(captured | plain, key=lambda form: (*form[:2], form[2].max_batch)):
+        yield Form("decode", (one.num_splits, one.block_n, one.num_stages, one.num_warps), early, grouped)
     if plan.prefill_attention is not None:
         own = plan.prefill_attention
         yield Form("prefill", (own.block_m, own.block_n, own.num_stages, own.num_warps, int(own.tma)))

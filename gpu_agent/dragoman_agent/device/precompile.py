@@ -251,6 +251,7 @@ def _decode(at: _Shapes, form: Form) -> None:
     paged_decode_attention(
         at.tensor(_ROWS, heads, dim), at.cache(form), at.cache(form), at.ints(_ROWS, 4), at.ints(_ROWS), workspace, splits,
         block_n=block_n, num_stages=stages, num_warps=warps, dependent=form.dependent,
+        group_rows=at.ints(1) if form.flag else None,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from dragoman.v1 import error_pb2
-from dragoman_agent.device.base import BlockDevice, Device, DeviceMemoryError, LateStep, StepHandle
+from dragoman_agent.device.base import BlockDevice, Device, DeviceMemoryError, GroupingDevice, LateStep, StepHandle
 from dragoman_agent.engine.batch import BatchBuilder, BuiltStep
 from dragoman_agent.engine.block_account import BlockAccount, account
 from dragoman_agent.engine.exchange import BlockExchange
@@ -116,6 +116,8 @@ class EngineCore:
             return
         if isinstance(command, Tune):
             self.scheduler.tune(command)
+            if isinstance(self._device, GroupingDevice):
+                self._device.group_rows(command.attention_rows)
             return
         request = self.requests.get(command.request_id)
         if request is None:

@@ -119,6 +119,7 @@ class Tune:
     prefetch_ahead: bool = (
         False  # blocks of a lower tier come while a sequence waits for its turn, not only once it is its turn
     )
+    attention_rows: int = 1  # short sequences that share a program of decode attention, on a device that groups them
 
 
 @dataclass(slots=True)

@@ -12,13 +12,13 @@ import numpy as np
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 
-from dragoman_agent.pal.plan import KV_FLOAT8, GemmDecode, Plan, PrefillAttention
+from dragoman_agent.pal.plan import KV_FLOAT8, GemmDecode, Plan, PrefillAttention, ShortGroups
 
 CAPABILITY = "9.0"
 
 
 def plan(which: str) -> Plan:
-    """In one order of arithmetic; with K and V in eight bits; or with prefill by tensor descriptors, dependent launch up to 2 sequences; a matrix for all of them and one, which two sizes of tile serve, for some."""
+    """In one order of arithmetic; with K and V in eight bits; or with prefill by tensor descriptors, dependent launch up to 2 sequences, groups of more; a matrix for all of them and one, which two sizes of tile serve, for some."""
     if which == "deterministic":
         return deterministic_plan("cuda")
     if which == "float8":
@@ -29,8 +29,9 @@ def plan(which: str) -> Plan:
     )
     by_descriptors = PrefillAttention("paged", 16, 16, 4, 3, tma=True)
     return dataclasses.replace(
-        gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2, prefill_attention=by_descriptors
-    )
+        gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2, prefill_attention=by_descriptors,
+        short_groups=(ShortGroups(3, 4, 2, 20, 2e-6, 1e-6),),
+    )  # fmt: skip
 
 
 def of_the_device(plan: Plan) -> dict[str, str]:

@@ -33,7 +33,7 @@ from dragoman_agent.device.torch_steps import TorchStepHandle
 from dragoman_agent.engine import packed_copy
 from dragoman_agent.model.llama import LlamaWeights, assemble
 from dragoman_agent.model.registry import needed_tensors
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import Plan, ShortGroups
 
 _TYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.uint8: np.uint8}
 _QUESTIONS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -141,6 +141,7 @@ def steps(plan: Plan) -> dict[str, tuple[StepBatch, StepBatch | None]]:
 def waits_of(device: CardDevice, step: StepBatch, late: StepBatch | None) -> list[str]:
     """What the host waits for while it hands a step over."""
     with Waits() as waits:
+        device.group_rows(3 - device._group_words._wanted)  # one or two: another word in each step that decodes
         handle = device.submit(step)
         if late is not None:
             handle.supply(late.sampling)
@@ -201,10 +202,11 @@ def look_at(plan: Plan, fault: str = "") -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Every step of three plans, then the faults."""
+    """Every step of four plans, then the faults."""
     plan = gpu_plan("cuda")
     plans = {
         "planned": plan, "dependent": replace(plan, dependent_max_batch=2), "deterministic": deterministic_plan("cuda"),
+        "grouped": replace(plan, short_groups=(ShortGroups(2, 4, 2, 20, 2e-6, 1e-6),)),
     }  # fmt: skip
     JITFunction.run = note_launch
     FixedOps.check_tiles = lambda *_: None  # type: ignore[method-assign] # there are no bits to compare

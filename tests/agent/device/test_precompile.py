@@ -16,7 +16,7 @@ from tests.agent.device.conformance.tiny_model import CONFIG
 
 from dragoman_agent.device import precompile
 from dragoman_agent.device.kernel_forms import forms_of, shares
-from dragoman_agent.pal.plan import GemmDecode
+from dragoman_agent.pal.plan import GemmDecode, ShortGroups
 
 
 def binaries(which: str, plan: str, cache: Path) -> dict[str, str]:
@@ -27,8 +27,8 @@ def binaries(which: str, plan: str, cache: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("plan", "least", "unused"),
     [
-        # A larger tile beside prompts, which this step has none of.
-        ("planned", 20, ["_gemm_decode_kernel"]),
+        # A larger tile, and attention of more than 2 sequences without groups: beside prompts, which this step has none of.
+        ("planned", 20, ["_decode_split_kernel", "_gemm_decode_kernel"]),
         ("deterministic", 10, []),
         ("float8", 10, []),
     ],
@@ -62,6 +62,12 @@ def test_forms_follow_the_plan() -> None:
     assert not any(form.dependent for form in forms_of(CONFIG, plan))
     early = forms_of(CONFIG, dataclasses.replace(plan, dependent_max_batch=2))
     assert [form.sizes[0] for form in early if form.kind == "decode" and form.dependent] == [2], "the bucket of 2 alone"
+    groups = (ShortGroups(3, 4, 2, 20, 2e-6, 1e-6),)
+    grouped = forms_of(CONFIG, dataclasses.replace(plan, dependent_max_batch=4, short_groups=groups))
+    found = sorted((form.sizes[0], form.dependent, form.flag) for form in grouped if form.kind == "decode")
+    assert found == [(1, False, False), (1, True, True), (2, False, False), (2, True, False)], (
+        "4 sequences in groups alone"
+    )
     kinds = [form.kind for form in forms_of(CONFIG, deterministic_plan("cuda"))]
     assert "decode" not in kinds and "gemm" not in kinds and kinds.count("fixed-gemm") == 5 and "sample" in kinds
 
