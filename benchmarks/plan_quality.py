@@ -158,7 +158,8 @@ def _name(option: DecodeAttention) -> str:
 def pages(here: Setup, loaded: Loaded) -> list[float]:
     """The planned page against the others, each with its own plan: a share a batch, of a step at 1,024 tokens."""
     plans = {
-        page: small(with_page(here, page), graph_batch_sizes=PAGE_BATCHES, mixed_graph_tokens=()) for page in PAGE_SIZES
+        page: small(with_page(here, page), graph_batch_sizes=PAGE_BATCHES, mixed_graph_tokens=(), chunk_graph=False)
+        for page in PAGE_SIZES
     }
     devices = {}
     times: dict[int, list[list[float]]] = {page: [[] for _ in PAGE_BATCHES] for page in PAGE_SIZES}
@@ -201,7 +202,7 @@ def _step(device: CudaDevice, plan: Plan, batch: int, context: int) -> float:
 def graphs(here: Setup, loaded: Loaded) -> list[float]:
     """The planned sizes against other sets: the mean step over few, some and many sequences, each padded to the next size."""
     fine = sorted({size for sizes in (*GRAPH_SETS.values(), here.plan.graph_batch_sizes) for size in sizes})
-    plan = small(here.plan, graph_batch_sizes=tuple(fine), mixed_graph_tokens=())
+    plan = small(here.plan, graph_batch_sizes=tuple(fine), mixed_graph_tokens=(), chunk_graph=False)
     device = loaded.device(plan)
     cost = {size: _step(device, plan, size, 512) for size in fine}
     device.close()

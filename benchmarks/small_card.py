@@ -92,12 +92,25 @@ def _short(value: object) -> str:
     return text if len(text) <= 50 else f"{text[:47]}..."
 
 
-def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> Iterator[dict[str, dict[str, list[float]]]]:
-    """Tokens a second by case and plan, after each turn: a sample a turn, every second one goes backwards."""
-    small = {  # the chunk of prompts that is timed is longer than any graph
-        label: replace(plan, num_blocks=KV_TOKENS // plan.page_size + 1, max_context_tokens=4096, mixed_graph_tokens=())
+def rates(
+    loaded: Loaded, here: Setup, plans: dict[str, Plan], *, in_graphs: bool = False
+) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """Tokens a second by case and plan, after each turn: a sample a turn, every second one goes backwards.
+
+    Prompts are computed in steps of at most `PROMPT_TOKENS`, kernel by kernel; `in_graphs`: in each plan's own full steps, in a
+    graph where it has one.
+    """
+    small = {
+        label: replace(
+            plan,
+            num_blocks=KV_TOKENS // plan.page_size + 1,
+            max_context_tokens=4096,
+            mixed_graph_tokens=(),
+            chunk_graph=in_graphs and plan.chunk_graph,
+        )
         for label, plan in plans.items()
     }
+    most = KV_TOKENS if in_graphs else PROMPT_TOKENS
     devices: dict[str, CudaDevice] = {}
     found: dict[str, dict[str, list[float]]] = {}
 
@@ -113,7 +126,7 @@ def rates(loaded: Loaded, here: Setup, plans: dict[str, Plan]) -> Iterator[dict[
                 for batch, context in CELLS:
                     step = decode_batch(small[label], batch, context)
                     time(f"decode-b{batch}-c{context}", label, batch, step, 8)
-                chunk = min(small[label].max_batch_tokens, PROMPT_TOKENS)
+                chunk = min(small[label].max_batch_tokens, most)
                 time("prefill", label, chunk, prefill_batch(small[label], here.source.config, chunk), 4)
             yield found
     finally:

@@ -108,5 +108,5 @@ def wrong_profile(here: Setup, loaded: Loaded) -> list[Result]:
     start_compilers(
         here.source.config, plans[TIMED_CARD], str(here.found.values["compute.capability"].value)
     ).wait()  # the own one's have been compiled by tuning
-    *_, found = rates(loaded, here, plans)
+    *_, found = rates(loaded, here, plans, in_graphs=True)
     return [*results, *results_of(TIMED_CARD, found, changed(here.plan, wrong))]

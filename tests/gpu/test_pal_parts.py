@@ -269,6 +269,37 @@ def test_a_card_that_holds_the_model_gets_a_plan_that_differs_and_is_compared_in
     assert changes in made["qwen3-8b-l4-decode-b1-c256", "wrong_profile_over_own"]["note"]
 
 
+def test_both_plans_run_their_own_full_steps_in_turns_and_everything_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = setup("qwen3-0.6b", tuned_cases=())
+    loaded: list[Plan] = []
+    closed: list[int] = []
+    steps: list[tuple[int, int]] = []  # (which plan, tokens)
+
+    def device(plan: Plan) -> SimpleNamespace:
+        loaded.append(plan)
+        return SimpleNamespace(number=len(loaded) - 1, close=lambda: closed.append(1))
+
+    def step_seconds(device: Any, batch: Any, count: int) -> list[float]:
+        steps.append((device.number, len(batch.token_ids)))
+        return [1e-3 * (1 + device.number)] * count
+
+    monkeypatch.setattr(small_card, "step_seconds", step_seconds)
+    monkeypatch.setattr(wrong_profile, "start_compilers", lambda *_: SimpleNamespace(wait=lambda: None))
+    results = wrong_profile.wrong_profile(here, SimpleNamespace(device=device))  # type: ignore[arg-type]
+    own, wrong = loaded
+    assert own.max_batch_tokens == here.plan.max_batch_tokens > wrong.max_batch_tokens
+    assert own.chunk_graph == here.plan.chunk_graph and own.graph_batch_sizes == (1, 8, 32) == wrong.graph_batch_sizes
+    assert len(closed) == 2
+    longest = [max(tokens for number, tokens in steps if number == which) for which in (0, 1)]
+    assert longest == [own.max_batch_tokens, wrong.max_batch_tokens]
+    assert [number for number, _ in steps[::4]] == [0, 1, 1, 0, 0, 1, 1, 0], "turns, every second one backwards"
+    made = {(one["case"], one["metric"]): one for one in recorded("qwen3-0.6b", results)}
+    assert (
+        len(made) == 7 and len(made["qwen3-0.6b-l4-prefill", "wrong_profile_over_own"]["samples"]) == small_card.TURNS
+    )
+    assert made["qwen3-0.6b-l4-decode-b8-c512", "wrong_profile_over_own"]["value"] == pytest.approx(0.5)
+
+
 def test_what_a_small_card_plans_otherwise_is_a_record() -> None:
     small: Profile = load_library("rtx4060-laptop")
     plan = plan_for(small, source_of("qwen3-0.6b").config, LIMITS, Switches())[0]
