@@ -81,6 +81,14 @@ def measured_gain(base: Sequence[float], shorter: Sequence[float], unit: str, ti
     return Value(gain, unit, "derived", note=f"{UNRESOLVED}: {_resolved(limit, unit)} were resolved; {note}")
 
 
+def is_unresolved(value: Value) -> bool:
+    """Whether a 0 is called a measurement, as a probe once did with what it could not resolve."""
+    numbers = value.value if isinstance(value.value, tuple) else (value.value,)
+    return value.provenance == "measured" and any(
+        number == 0 for number in numbers if not isinstance(number, str | bool)
+    )
+
+
 def resolution(one: Sequence[float], other: Sequence[float], tick: float) -> float:
     """The least difference of two medians that is told from none: the clock's step, or how far the middle half of each scatters."""
     return max(tick, _middle_half(one) + _middle_half(other))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dragoman_agent.pal.analysis import is_unresolved
 from dragoman_agent.pal.attributes import FoundDevice, Inventory, take_inventory, usable_cores
 from dragoman_agent.pal.found import UNTESTED_KINDS
 from dragoman_agent.pal.matrix import capability_matrix
@@ -160,7 +161,9 @@ def _held(device: FoundDevice, path: Path) -> Profile | None:
     except ProfileError as error:
         logger.warning("%s; measuring again", error)
         return None
-    return held if held.fingerprint == device.fingerprint else None
+    if held.fingerprint != device.fingerprint:
+        return None
+    return dataclasses.replace(held, values={name: one for name, one in held.values.items() if not is_unresolved(one)})
 
 
 def _keep(profile: Profile, path: Path) -> None:

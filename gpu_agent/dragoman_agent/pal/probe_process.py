@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from dragoman_agent.pal.analysis import is_unresolved
 from dragoman_agent.pal.profile import ProfileError, Value
 from dragoman_agent.pal.profile_schema import check_labels, check_spread, check_value
 
@@ -172,10 +173,7 @@ def _problem(name: str, value: Value) -> str:
         check_labels(name, value.labels, value.value)
     except ValueError as error:
         return str(error)
-    numbers = value.value if isinstance(value.value, tuple) else (value.value,)
-    if value.provenance == "measured" and any(number == 0 for number in numbers if not isinstance(number, str | bool)):
-        return f"{name} is 0, which nothing measures: it was not resolved"
-    return ""
+    return f"{name} is 0, which nothing measures: it was not resolved" if is_unresolved(value) else ""
 
 
 def _value(body: dict[str, Any]) -> Value:

@@ -66,6 +66,14 @@ def test_streams_find_the_rates(make_bench: MakeBench) -> None:
     assert "in flight" in values["memory.copy_bandwidth"].note
 
 
+def test_a_quick_copy_takes_half_the_memory_and_finds_the_same_rate(make_bench: MakeBench) -> None:
+    quick, full = (memory.copy(make_bench(full=full))["memory.copy_bandwidth"] for full in (False, True))
+    assert quick.note.startswith("2048 MiB") and full.note.startswith("8192 MiB")
+    assert quick.value == pytest.approx(full.value, rel=0.01)
+    with pytest.raises(StepError, match="wrong sum"):
+        memory.copy(make_bench(Card(bad_sum=True), full=False))
+
+
 def test_the_drivers_copy_is_named_where_it_is_quicker(make_bench: MakeBench) -> None:
     values = memory.copy(make_bench(Card(driver_copy=4.4e12)))
     assert number(values, "memory.copy_bandwidth") == pytest.approx(4.4e12, rel=0.01)

@@ -57,6 +57,15 @@ def test_a_quick_result_does_not_answer_for_a_full_one(card: Card, tmp_path: Pat
     assert card.asked == [False, True]
 
 
+def test_a_kept_0_that_was_called_measured_is_left_out(card: Card, tmp_path: Path) -> None:
+    """As profiles of before have of what could not be resolved."""
+    full, _ = profile_device(DEVICE, tmp_path, full=True)
+    path = tmp_path / "profiles" / f"{DEVICE.fingerprint}.json"
+    path.write_text(full.with_values({"scheduling.event_record": Value(0.0, "s", "measured")}).to_json())
+    again, cached = profile_device(DEVICE, tmp_path, full=True)
+    assert cached and again.values.keys() == full.values.keys()
+
+
 def test_a_quick_refresh_keeps_what_only_a_full_one_measured(card: Card, tmp_path: Path) -> None:
     profile_device(DEVICE, tmp_path, full=True)
     card.read = 2e12
