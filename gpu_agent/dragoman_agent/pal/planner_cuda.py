@@ -34,8 +34,8 @@ from dragoman_agent.pal.planner_attention import (
     shared_bytes,
 )
 from dragoman_agent.pal.planner_batch import (
-    StepShape,
     Chunk,
+    StepShape,
     choose_chunk,
     choose_gemm_decode,
     choose_gemm_rows,
