@@ -1,4 +1,4 @@
-"""What a record says of the card and the programs of a GPU machine. Needs NVML alone."""
+"""The card of a GPU machine, and what a record says of it and of the programs there. Neither torch nor a context is needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ import platform
 
 import pynvml
 
+from dragoman_agent.pal.attributes import take_inventory
+from dragoman_agent.pal.found import FoundDevice
+
 _PACKAGES = ("torch", "triton")
+
+
+def usable_gpu() -> FoundDevice:
+    """The first one. Exits with the reason where there is none."""
+    inventory = take_inventory()
+    found = [device for device in inventory.devices if device.facts.kind == "cuda"]
+    usable = next((device for device in found if not device.problem), None)
+    if usable is None:
+        reasons = [inventory.cuda_problem, *(device.problem for device in found)]
+        raise SystemExit(f"no usable GPU: {'; '.join(filter(None, reasons))}; this benchmark needs one")
+    return usable
 
 
 def environment(index: int) -> dict[str, object]:

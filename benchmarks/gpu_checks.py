@@ -33,10 +33,9 @@ EXIT_FAILED, EXIT_NO_TIME = 1, 3
 PROFILE = """
 import json, sys
 from pathlib import Path
-from benchmarks.card import environment
-from dragoman_agent.pal.attributes import take_inventory
+from benchmarks.card import environment, usable_gpu
 from dragoman_agent.pal.probe import profile_device
-card = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+card = usable_gpu()
 profile_device(card, Path("/tmp/dragoman-check"))
 Path(sys.argv[1]).write_text(json.dumps(environment(card.facts.index)))
 """

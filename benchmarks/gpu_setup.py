@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.card import environment
+from benchmarks.card import environment, usable_gpu
 
 from dragoman_agent.device import cuda, cuda_weights
 from dragoman_agent.device.base import StepBatch
@@ -19,7 +19,6 @@ from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal import tuned as tuned_module
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.found import FoundDevice
 from dragoman_agent.pal.kernel_times import step_key
 from dragoman_agent.pal.plan import Plan
@@ -61,8 +60,8 @@ LIMITS = Limits(max_context_tokens=MAX_CONTEXT, max_num_seqs=256)
 
 
 def tuned(names: Sequence[str], limits: Limits = LIMITS) -> dict[str, Setup]:
-    """Profile, timed kernels and plan of random-weight models; the kernels of all are timed together."""
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    """Profile, timed kernels and plan of random-weight models; the kernels of all are timed together. Exits without a GPU."""
+    found = usable_gpu()
     profile, _ = profile_device(found, CACHE)
     sources = {name: open_model(f"random:{name}", Path()) for name in names}
     untuned = {name: plan_for(profile, s.config, limits, Switches())[0] for name, s in sources.items()}

@@ -134,8 +134,11 @@ def bodies_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
         card = path.with_name(ENVIRONMENT)
         if "results" in body or ("device" in body and any(name.startswith(PROBED) for name in body)):
             bodies.append(body)
-        elif body and all(isinstance(one, dict) and "verdict" in one for one in body.values()) and card.is_file():
-            bodies.append({"verdicts": body, "card": json.loads(card.read_text())})
+        elif body and all(isinstance(one, dict) and "verdict" in one for one in body.values()):
+            if card.is_file():
+                bodies.append({"verdicts": body, "card": json.loads(card.read_text())})
+            else:
+                print(f"left: {path} has no {ENVIRONMENT} beside it, so nothing tells which card its verdicts are of")
         elif path.name != ENVIRONMENT:
             print(f"left: {path} holds no raw results of a benchmark")
     return bodies
