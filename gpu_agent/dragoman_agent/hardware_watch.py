@@ -89,6 +89,8 @@ class HardwareWatch:
                 bandwidth,
                 can_prefetch=has_tiers,
                 company_tokens=pal.plan.company_tokens,
+                num_layers=model.num_layers if model is not None else 0,
+                short_groups=pal.plan.short_groups,
             ),
             prefetch_ahead=pal.plan.prefetch,
         )
@@ -186,6 +188,7 @@ class HardwareWatch:
                 num_usable_blocks=self.plan.num_blocks - 1,
                 num_ready_blocks=knobs.num_ready_blocks,
                 prefetch_ahead=knobs.prefetch_ahead,
+                attention_rows=knobs.attention_rows,
             )
         )
 
@@ -296,7 +299,11 @@ def _ending(act: Act) -> Decision:
 
 def _knobs_text(knobs: Knobs) -> str:
     parts = [f"{knobs.max_step_tokens} tokens a step", f"{knobs.num_ready_blocks} blocks kept unused"]
-    return ", ".join([*parts, "prefetch ahead"] if knobs.prefetch_ahead else parts)
+    if knobs.prefetch_ahead:
+        parts.append("prefetch ahead")
+    if knobs.attention_rows > 1:
+        parts.append(f"up to {knobs.attention_rows} short sequences a program of decode attention")
+    return ", ".join(parts)
 
 
 def _index_input(index: IndexSample) -> Input:

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import generate_latest
 from tests.fakes.nvml import GB, UUID, FakeNvml
 
+from dragoman_agent.engine.index_actions import SUSTAINED_STEPS, TRIAL_STEPS
 from dragoman_agent.engine.messages import Load, Step, Tune
 from dragoman_agent.hardware_watch import HardwareWatch, open_counters
 from dragoman_agent.metrics import AgentMetrics
@@ -21,7 +22,7 @@ from dragoman_agent.pal.decisions import Decision, DecisionLog
 from dragoman_agent.pal.live_nvml import NvmlSource
 from dragoman_agent.pal.live_source import DeviceLostError, SourceGoneError
 from dragoman_agent.pal.live_thread import Look
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import Plan, ShortGroups
 from dragoman_agent.pal.planner import Limits, Road, Switches, plan_for
 from dragoman_agent.pal.profile import DeviceFacts, Profile, Value
 from dragoman_agent.pal.view import HardwareView
@@ -291,6 +292,28 @@ def test_an_action_without_gain_is_undone_in_the_engine(lab: Lab) -> None:
         lab.watch.take_step(frame(number, tokens, 0.05 * tokens))
     assert [tune.max_step_tokens for tune in lab.host.tuned[-2:]] == [2 * budget, budget]
     assert lab.decisions("raise-prefill-budget-end")[0].chosen.startswith("undone")
+
+
+def test_short_sequences_are_grouped_in_the_engine_where_the_plan_timed_a_gain(lab: Lab) -> None:
+    """Their steps take a millisecond less once the engine is told to, as often as the decision predicts."""
+    layers = MODEL.num_layers
+    groups = (ShortGroups(4, 8, 4, 128, 1e-3, 1e-3 - 5e-3 / layers),)
+    plan = replace(lab.start, short_groups=groups)
+    pal: Any = SimpleNamespace(plan=plan, view=lab.view, log=lab.log, profile=PROFILE, make_plan=None)
+    watch = HardwareWatch(
+        pal, MODEL, AgentMetrics(device_kind="cpu", waiting_by_class=lambda: (0, 0, 0)), lab.host, lambda: ()
+    )
+    slow = 0.02 + plan.step_model.decode_step_seconds(8, 100)
+    for number in range(SUSTAINED_STEPS + 1 + TRIAL_STEPS):
+        seconds = slow - (5e-3 if watch.indices.knobs.attention_rows > 1 else 0.0)
+        load = Load(8, 0, 50, 0, 100, 0, 800, 0, number, 0, 8, 50, 0.0, 512)
+        watch.take_step(Step(number, [], load, seconds, 0.0))
+    assert lab.host.tuned[-1].attention_rows == 4 and lab.host.tuned[-1].max_step_tokens == plan.max_company_tokens
+    trial, end = lab.decisions("group-short-sequences") + lab.decisions("group-short-sequences-end")
+    assert "up to 4 short sequences a program of decode attention" in trial.chosen and end.chosen.startswith("kept")
+    assert trial.predicted == pytest.approx(1 + 5e-3 / slow) and trial.measured == pytest.approx(slow / (slow - 5e-3))
+    (declined,) = lab.decisions("raise-prefill-budget")
+    assert declined.chosen == "not done"
 
 
 def test_indices_are_published_with_their_sources(lab: Lab) -> None:

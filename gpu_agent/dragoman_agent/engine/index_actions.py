@@ -14,8 +14,9 @@ from typing import Literal
 
 from dragoman.step_model import StepModel
 from dragoman_agent.engine.indices import CacheView, IndexSample, StepFacts, bound_seconds
+from dragoman_agent.pal.plan import ShortGroups, groups_for
 
-Action = Literal["release-cached-kv", "raise-prefill-budget", "prefetch-ahead"]
+Action = Literal["release-cached-kv", "raise-prefill-budget", "group-short-sequences", "prefetch-ahead"]
 
 SUSTAINED_STEPS = 50
 TRIAL_STEPS = 100
@@ -26,10 +27,11 @@ SEEN_SHARE = 0.5  # of the predicted gain
 PAUSE_STEPS = {"kept": 500, "undone": 5000, "declined": 5000}
 MPI_LIMIT, CSL_LIMIT, PBS_LIMIT = 0.9, 0.7, 0.8
 _UPPER_LIMITS = {"mpi": MPI_LIMIT, "pbs": PBS_LIMIT}
-_ACTIONS: dict[str, Action] = {
-    "mpi": "release-cached-kv",
-    "csl": "raise-prefill-budget",
-    "pbs": "prefetch-ahead",
+# What comes first is tried first; the next while that is declined or pausing.
+_ACTIONS: dict[str, tuple[Action, ...]] = {
+    "mpi": ("release-cached-kv",),
+    "csl": ("raise-prefill-budget", "group-short-sequences"),
+    "pbs": ("prefetch-ahead",),
 }
 
 
@@ -40,6 +42,7 @@ class Knobs:
     max_step_tokens: int
     num_ready_blocks: int = 0
     prefetch_ahead: bool = False
+    attention_rows: int = 1  # short sequences that share a program of decode attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Limits:
     total_blocks: int
     read_bandwidth: float | None = None  # bytes/s, to turn bytes from memory into time
     can_prefetch: bool = False  # whether another tier holds KV that could be brought ahead
+    num_layers: int = 0  # of the model, each with its attention
+    short_groups: tuple[ShortGroups, ...] = ()  # the plan's
     company_tokens: int = 0  # of a step beside sequences that decode, to begin with; 0: the most
 
 
@@ -98,11 +103,13 @@ class IndexActions:
         self._sustained: dict[str, int] = {"mpi": 0, "csl": 0, "pbs": 0}
         self._pause_until: dict[Action, int] = {}
         self._num_steps = 0
+        self._grouped: Proposal | None = None  # whose groups were kept
+        self._num_long_steps = 0  # one after another, since then
 
     def rebase(self, knobs: Knobs) -> None:
         """A new plan: what was tried under the old one says nothing any more."""
         self.knobs = knobs
-        self._trial = None
+        self._trial = self._grouped = None
         self._recent.clear()
         self._sustained = dict.fromkeys(self._sustained, 0)
         self._pause_until.clear()
@@ -118,12 +125,16 @@ class IndexActions:
             sustained[name] = sustained[name] + 1 if passed else 0
         if self._trial is not None:
             return self._follow(self._trial, facts, model)
+        if self._grouped is not None and (act := self._watch_lengths(self._grouped, facts)):
+            return act
         for index in indices:
-            name = index.name
-            if sustained[name] >= SUSTAINED_STEPS and self._num_steps >= self._pause_until.get(_ACTIONS[name], 0):
-                act = self._consider(self._propose(index, cache, model), model)
-                if act is not None:
-                    return act
+            if sustained[index.name] < SUSTAINED_STEPS:
+                continue
+            for action in _ACTIONS[index.name]:
+                if self._num_steps >= self._pause_until.get(action, 0):
+                    act = self._consider(self._propose(action, index, cache, model), model)
+                    if act is not None:
+                        return act
         return None
 
     def _consider(self, proposal: Proposal, model: StepModel) -> Act | None:
@@ -155,6 +166,8 @@ class IndexActions:
         predicted = trial.proposal.predicted_gain
         if gain >= SEEN_SHARE * predicted:
             self._pause(action, "kept")
+            if action == "group-short-sequences":
+                self._grouped, self._num_long_steps = trial.proposal, 0
             return Act("kept", trial.proposal, self.knobs, gain, f"{gain:+.1%} seen, {predicted:+.1%} predicted")
         return self._end(trial, gain, f"{gain:+.1%} seen where {predicted:+.1%} was predicted")
 
@@ -166,12 +179,28 @@ class IndexActions:
     def _pause(self, action: Action, why: str) -> None:
         self._pause_until[action] = self._num_steps + PAUSE_STEPS[why]
 
-    def _propose(self, index: IndexSample, cache: CacheView, model: StepModel) -> Proposal:
-        if index.name == "mpi":
-            return self._release_cached(index, cache)
-        if index.name == "csl":
-            return self._raise_budget(index, model)
-        return self._prefetch(index)
+    def _watch_lengths(self, grouped: Proposal, facts: StepFacts) -> Act | None:
+        """Groups that were kept end once sequences have not been short for so many steps: few programs read long ones slowly."""
+        limit = max(one.context_tokens for one in self._limits.short_groups)
+        self._num_long_steps = self._num_long_steps + 1 if _mean_context(facts) > limit else 0
+        if self._num_long_steps < SUSTAINED_STEPS:
+            return None
+        self._grouped = None
+        self.knobs = replace(self.knobs, attention_rows=1)
+        self._pause(grouped.action, "kept")
+        reason = f"sequences have {_mean_context(facts):.0f} tokens on average by now, and it was timed with {limit}"
+        return Act("undone", grouped, self.knobs, reason=reason)
+
+    def _propose(self, action: Action, index: IndexSample, cache: CacheView, model: StepModel) -> Proposal:
+        match action:
+            case "release-cached-kv":
+                return self._release_cached(index, cache)
+            case "raise-prefill-budget":
+                return self._raise_budget(index, model)
+            case "group-short-sequences":
+                return self._group_short(index)
+            case "prefetch-ahead":
+                return self._prefetch(index)
 
     def _release_cached(self, index: IndexSample, cache: CacheView) -> Proposal:
         """Gain: evictions that steps wait for, and reads from memory beyond what the shape needs."""
@@ -192,11 +221,7 @@ class IndexActions:
         return Proposal("release-cached-kv", replace(self.knobs, num_ready_blocks=ready), gain, index, reason)
 
     def _raise_budget(self, index: IndexSample, model: StepModel) -> Proposal:
-        """Gain: what a step costs beyond the model is spread over twice the tokens.
-
-        Sequences that are short could also share a block of the attention's work list; the kernels have no such grouping
-        yet, so the budget is the whole action.
-        """
+        """Gain: what a step costs beyond the model is spread over twice the tokens."""
         budget = self.knobs.max_step_tokens
         raised = min(2 * budget, self._limits.max_step_tokens)
         knobs = replace(self.knobs, max_step_tokens=raised)
@@ -217,9 +242,46 @@ class IndexActions:
         gain = (tokens + more) / (seconds + longer) / (tokens / seconds) - 1.0
         reason = (
             f"a step of {tokens:.0f} tokens takes {1e3 * seconds:.2f} ms, {more:.0f} more should add "
-            f"{1e3 * longer:.2f} ms; short sequences are not grouped: the attention kernels have no such grouping"
+            f"{1e3 * longer:.2f} ms"
         )
         return Proposal("raise-prefill-budget", knobs, gain, index, reason)
+
+    def _group_short(self, index: IndexSample) -> Proposal:
+        """Gain: what the plan timed that attention saves in each layer where short sequences share programs."""
+        groups, knobs = self._limits.short_groups, self.knobs
+        decoding = [facts for facts in self._recent if _counts("group-short-sequences", facts)]
+
+        def declined(reason: str) -> Proposal:
+            return Proposal("group-short-sequences", knobs, 0.0, index, reason)
+
+        if not groups:
+            return declined(
+                "sequences that share programs were timed to be quicker at no batch, see attention-grouping"
+            )
+        if knobs.attention_rows > 1:
+            return declined(f"up to {knobs.attention_rows} sequences share a program already")
+        if len(decoding) < MIN_COUNTED_STEPS:
+            return declined(
+                f"{len(decoding)} of the last {len(self._recent)} steps were without prompts, {MIN_COUNTED_STEPS} are wanted: "
+                "beside prompts each sequence has programs of its own"
+            )
+        batch = round(statistics.fmean(facts.decode_tokens for facts in decoding))
+        context = statistics.fmean(map(_mean_context, decoding))
+        group = groups_for(groups, batch)
+        if group is None:
+            ranges = ", ".join(f"{one.min_batch} to {one.max_batch}" for one in groups)
+            return declined(f"steps have {batch} sequences; sharing programs was timed to be quicker for {ranges}")
+        if context > group.context_tokens:
+            timed = f"sharing programs was timed to be quicker with {group.context_tokens}"
+            return declined(f"sequences have {context:.0f} tokens on average; {timed}")
+        mean = statistics.fmean(facts.seconds for facts in decoding)
+        gain = self._limits.num_layers * (group.ungrouped_seconds - group.grouped_seconds) / mean
+        reason = (
+            f"{batch} sequences of {context:.0f} tokens: where {group.rows} share a program, attention of each of "
+            f"{self._limits.num_layers} layers takes {1e6 * group.grouped_seconds:.1f} us instead of "
+            f"{1e6 * group.ungrouped_seconds:.1f}, {gain:.1%} of a step of {1e3 * mean:.2f} ms"
+        )
+        return Proposal("group-short-sequences", replace(knobs, attention_rows=group.rows), gain, index, reason)
 
     def _prefetch(self, index: IndexSample) -> Proposal:
         """Gain: copies that run beside the computation instead of before it."""
@@ -236,12 +298,21 @@ class IndexActions:
 
 
 def _counts(action: Action, facts: StepFacts) -> bool:
-    """Whether a step shows what the action is about: for the budget, one beside sequences that decode, full while prompts waited."""
+    """Whether a step shows what the action is about: for the budget, one beside sequences that decode, full while prompts waited;
+    for groups, one without prompts.
+    """
     if facts.seconds <= 0 or not facts.num_tokens:
         return False
     if action == "raise-prefill-budget":
         return facts.pending_prefill_tokens > 0 and facts.prefill_tokens > 0 and facts.decode_tokens > 0
+    if action == "group-short-sequences":
+        return facts.decode_tokens > 0 and not facts.prefill_tokens
     return True
+
+
+def _mean_context(facts: StepFacts) -> float:
+    """Tokens of a running sequence."""
+    return facts.context_tokens / max(facts.running, 1)
 
 
 def _work(action: Action, facts: StepFacts, model: StepModel) -> float:

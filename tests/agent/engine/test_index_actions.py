@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -28,6 +28,7 @@ from dragoman_agent.engine.indices import (
     link_score,
     memory_pressure,
 )
+from dragoman_agent.pal.plan import ShortGroups
 
 MODEL = StepModel((1, 8), (0, 1000), (1e-3, 2e-3, 2e-3, 4e-3), 100_000.0, 1e-3)
 
@@ -44,6 +45,10 @@ class Engine:
     overhead_of: Callable[[int], float] | None = None
     cache: CacheView = field(default_factory=CacheView)
     pbs: float | None = None
+    model: StepModel = MODEL
+    batch: int = 8
+    context: int = 500  # tokens of each sequence
+    saved: Callable[[Knobs], float] = lambda knobs: 0.0
     acts: list[tuple[int, Act]] = field(default_factory=list)
     num_steps: int = 0
 
@@ -53,18 +58,21 @@ class Engine:
         for _ in range(steps):
             self.num_steps += 1
             knobs = self.actions.knobs
-            prefill = min(self.pending, knobs.max_step_tokens - 8)
-            shape = StepFacts(8, prefill, 8, 4000, self.pending, 1.0, 0.0, self.unused, 100, knobs.max_step_tokens)
-            bound = bound_seconds(MODEL, shape)
+            batch, tokens = self.batch, self.batch * self.context
+            prefill = max(min(self.pending, knobs.max_step_tokens - batch), 0)
+            shape = StepFacts(
+                batch, prefill, batch, tokens, self.pending, 1.0, 0.0, self.unused, 100, knobs.max_step_tokens
+            )
+            bound = bound_seconds(self.model, shape)
             extra = self.overhead if self.overhead_of is None else self.overhead_of(knobs.max_step_tokens)
             evicting = self.evicting(knobs)
             facts = StepFacts(
-                8,
+                batch,
                 prefill,
-                8,
-                4000,
+                batch,
+                tokens,
                 self.pending,
-                bound + extra,
+                bound + extra - self.saved(knobs),
                 evicting,
                 self.unused,
                 100,
@@ -73,11 +81,11 @@ class Engine:
             )
             indices: list[IndexSample] = [
                 memory_pressure(100 - self.unused, 100, self.cache),
-                compute_saturation(MODEL, facts),
+                compute_saturation(self.model, facts),
             ]
             if self.pbs is not None:
                 indices.append(link_score(self.pbs, 1.0, "gpm"))
-            act = self.actions.take(facts, indices, self.cache, MODEL)
+            act = self.actions.take(facts, indices, self.cache, self.model)
             if act is not None:
                 self.acts.append((self.num_steps, act))
         return [act for _, act in self.acts[before:]]
@@ -114,7 +122,8 @@ def test_a_gain_that_does_not_come_within_100_steps_is_undone() -> None:
     started, undone = (act for _, act in machine.acts)
     assert machine.actions.knobs == Knobs(256)
     assert undone.measured_gain is not None and undone.measured_gain < started.proposal.predicted_gain / 2
-    assert machine.run(PAUSE_STEPS["undone"] - TRIAL_STEPS) == []
+    later = machine.run(PAUSE_STEPS["undone"] - TRIAL_STEPS)
+    assert kinds(later) == ["declined group-short-sequences"]
 
 
 @pytest.mark.parametrize(
@@ -127,8 +136,11 @@ def test_a_gain_that_does_not_come_within_100_steps_is_undone() -> None:
 )
 def test_no_action_on_an_index_alone(fields: dict[str, object], words: str) -> None:
     machine = engine(**fields)  # type: ignore[arg-type]
-    (declined,) = machine.run(2000)
+    declined, grouping = machine.run(2000)
     assert declined.kind == "declined" and words in declined.reason and declined.proposal.predicted_gain == 0
+    assert (
+        kinds([grouping]) == ["declined group-short-sequences"] and "timed to be quicker at no batch" in grouping.reason
+    )
     assert machine.actions.knobs == Knobs(machine.actions.knobs.max_step_tokens)
 
 
@@ -170,6 +182,82 @@ def test_a_busy_link_turns_prefetch_on_only_where_there_is_something_to_bring() 
     machine = engine(overhead=0.0, pbs=0.9, limits=Limits(2048, 100, can_prefetch=True))
     (started,) = machine.run(SUSTAINED_STEPS)
     assert started.proposal.action == "prefetch-ahead" and machine.actions.knobs.prefetch_ahead
+
+
+GROUPS = (ShortGroups(64, 127, 2, 128, 20e-6, 18e-6), ShortGroups(128, 255, 4, 128, 30e-6, 20e-6))
+
+
+def decoding(**fields: object) -> Engine:
+    """200 short sequences that decode, their steps slower than the model; 50 layers whose attention groups make quicker by 10 us."""
+    limits = Limits(2048, 100, 1e12, num_layers=50, short_groups=GROUPS)
+    model = StepModel((64, 256), (0, 1000), (1e-3, 2e-3, 2e-3, 4e-3), 100_000.0, 1e-3)
+    usual = {"pending": 0, "batch": 200, "context": 100, "model": model}
+    return engine(limits=limits, **usual | fields)
+
+
+def test_low_saturation_of_short_sequences_groups_them_once_the_budget_is_declined() -> None:
+    machine = decoding(saved=lambda knobs: 5e-4 if knobs.attention_rows == 4 else 0.0)
+    assert kinds(machine.run(SUSTAINED_STEPS)) == ["declined raise-prefill-budget"]
+    (started,) = machine.run(1)
+    step = bound_seconds(machine.model, machine_facts(machine)) + machine.overhead
+    assert kinds([started]) == ["started group-short-sequences"] and started.proposal.index.name == "csl"
+    assert started.proposal.predicted_gain == pytest.approx(50 * 10e-6 / step)
+    assert machine.actions.knobs == replace(Knobs(256), attention_rows=4)
+    assert "200 sequences of 100 tokens" in started.reason and "20.0 us instead of 30.0" in started.reason
+    (kept,) = machine.run(TRIAL_STEPS)
+    assert kept.kind == "kept" and machine.actions.knobs.attention_rows == 4
+    assert kept.measured_gain == pytest.approx(5e-4 / (step - 5e-4), rel=0.01)
+    (again,) = machine.run(PAUSE_STEPS["kept"])
+    assert kinds([again]) == ["declined group-short-sequences"] and "share a program already" in again.reason
+    machine.context = 129
+    assert machine.run(SUSTAINED_STEPS - 1) == []
+    (ended,) = machine.run(1)
+    assert kinds([ended]) == ["undone group-short-sequences"] and "129 tokens on average" in ended.reason
+    assert machine.actions.knobs == Knobs(256)
+    machine.context = 100
+    acts = machine.run(PAUSE_STEPS["kept"] + 1)
+    assert kinds(acts) == ["started group-short-sequences"], "they may be grouped once more"
+
+
+def machine_facts(machine: Engine) -> StepFacts:
+    """A step of what it decodes."""
+    tokens = machine.batch * machine.context
+    return StepFacts(machine.batch, 0, machine.batch, tokens, 0, 1.0, 0.0, 50, 100, 256)
+
+
+def test_groups_that_gain_nothing_are_undone() -> None:
+    machine = decoding()
+    acts = machine.run(SUSTAINED_STEPS + 1 + TRIAL_STEPS)
+    assert kinds(acts[1:]) == ["started group-short-sequences", "undone group-short-sequences"]
+    assert acts[-1].measured_gain == pytest.approx(0.0, abs=1e-9) and machine.actions.knobs == Knobs(256)
+
+
+def test_a_new_plan_ends_groups_that_were_kept() -> None:
+    machine = decoding(saved=lambda knobs: 5e-4 if knobs.attention_rows == 4 else 0.0)
+    assert kinds(machine.run(SUSTAINED_STEPS + 1 + TRIAL_STEPS))[-1] == "kept group-short-sequences"
+    machine.actions.rebase(Knobs(256))
+    machine.context = 5000
+    assert machine.actions.knobs.attention_rows == 1 and machine.run(SUSTAINED_STEPS - 1) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"context": 129}, "sequences have 129 tokens on average; sharing programs was timed to be quicker with 128"),
+        ({"batch": 8}, "steps have 8 sequences; sharing programs was timed to be quicker for 64 to 127, 128 to 255"),
+        ({"batch": 300}, "steps have 300 sequences"),
+        ({"batch": 64, "overhead": 20e-3}, "takes 18.0 us instead of 20.0, 0.5% of a step of"),
+        (
+            {"pending": 100_000, "overhead": 0.03, "budget": 2048},
+            "0 of the last 50 steps were without prompts, 20 are wanted",
+        ),
+    ],
+)
+def test_sequences_are_not_grouped_without_a_gain_to_expect(fields: dict[str, object], words: str) -> None:
+    machine = decoding(**fields)
+    budget, grouping = machine.run(2000)
+    assert kinds([budget, grouping]) == ["declined raise-prefill-budget", "declined group-short-sequences"]
+    assert words in grouping.reason and machine.actions.knobs.attention_rows == 1
 
 
 def test_a_trial_whose_work_ends_is_undone() -> None:

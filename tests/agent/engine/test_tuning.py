@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman_agent.device.base import GroupingDevice
+from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine.frames import decode, encode
 from dragoman_agent.engine.messages import Finished, Step, Tune
@@ -21,7 +23,26 @@ def most(**changes: Any) -> Tune:
 
 
 def test_a_tune_goes_over_the_wire() -> None:
-    assert decode(encode(most(num_ready_blocks=3))[4:]) == most(num_ready_blocks=3)
+    changed = most(num_ready_blocks=3, attention_rows=4)
+    assert decode(encode(changed)[4:]) == changed
+
+
+def test_rows_of_attention_go_to_a_device_that_groups_them_and_to_no_other(
+    lab: Callable[..., Any], start: Callable[..., Any], answers: Any
+) -> None:
+    asked: list[int] = []
+
+    class Grouping(NullDevice):
+        def group_rows(self, rows: int) -> None:
+            asked.append(rows)
+
+    assert isinstance(Grouping(), GroupingDevice) and not isinstance(NullDevice(), GroupingDevice)
+    grouping, plain = lab(device=Grouping()), lab()
+    told = [
+        answers(engine.run(most(), most(attention_rows=4), start("a", "x" * 30, 4), most()))["a", 0].token_ids
+        for engine in (grouping, plain)
+    ]
+    assert asked == [1, 4, 1] and told[0] == told[1]
 
 
 def test_fewer_tokens_a_step_and_back(lab: Callable[..., Any], start: Callable[..., Any], answers: Any) -> None:
