@@ -80,6 +80,7 @@ def all_checks(models: Sequence[str], out: Path, embedded: str = "") -> list[Che
         Check(f"overlap-{models[0]}", overlap, 30, 150, alone=True, rank=FIRST),
         script("check_mixed_graphs", models[0], gigabytes=45, limit_seconds=150, rank=FIRST),
         script("check_embedding", gigabytes=40, limit_seconds=180, rank=FIRST),
+        script("check_grouping", gigabytes=8, limit_seconds=90, alone=True, rank=FIRST),
         script("check_facts", gigabytes=2, limit_seconds=40, alone=True),
         script("check_indices", gigabytes=8, limit_seconds=80, alone=True),
         *(Check(f"ops-{dtype}", (sys.executable, ops, "cuda", dtype), 8, 200) for dtype in ("bfloat16", "float16")),

@@ -83,5 +83,5 @@ def test_every_check_of_the_folder_is_run_and_each_file_exists(tmp_path: Path) -
     assert all((ROOT / check.command[1]).is_file() for check in checks)
     assert len({check.name for check in checks}) == len(checks)
     assert [check.name for check in checks if check.rank == FIRST] == [
-        "sticky-random:qwen3-0.6b", "tiers-qwen3-0.6b", "overlap-qwen3-0.6b", "mixed_graphs-qwen3-0.6b", "embedding",
+        "sticky-random:qwen3-0.6b", "tiers-qwen3-0.6b", "overlap-qwen3-0.6b", "mixed_graphs-qwen3-0.6b", "embedding", "grouping",
     ]  # fmt: skip
