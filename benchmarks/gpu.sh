@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
 #   benchmarks/gpu.sh OUT [probe|checks|speed|pal|plan|quote|start|tiers|rows] [MODEL...]
+# probe: the probe against itself, an independent measurement and ncu; the checks of facts, counters and device operations.
 # pal: step model, the ablation's twelve cells in one run, another card's profile. plan: plan quality, a small card out of this one;
 # quicker after pal on the same machine, whose kernels are timed by then.
 # The raw results and logs go to OUT/GROUP.tar, packed anew every few seconds and at the end, so that a machine that is taken
@@ -22,9 +23,10 @@ packer=$!
 trap 'kill $packer; wait $packer; pack; rm -rf "$work" "$out/.$group."*' EXIT
 run() { echo "== $*"; timeout "${LIMIT:-280}" "$@" || { echo "FAILED ($?): $*"; failed=1; }; }
 if [ "$group" = checks ]; then
-  LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --seconds 500
+  OUT="$work" LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --seconds 500
 elif [ "$group" = probe ]; then
   LIMIT=260 run python3 tests/gpu/check_probe.py --out "$work"
+  OUT="$work" LIMIT=150 run python3 -m benchmarks.gpu_checks "$work" --only facts,indices,device --seconds 140
 elif [ "$group" = quote ]; then
   LIMIT=400 run python3 -m benchmarks.quote --device cuda --out "$work/quote.json"
 elif [ "$group" = tiers ]; then

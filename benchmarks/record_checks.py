@@ -128,6 +128,25 @@ def _counter_records(body: Mapping[str, Any]) -> list[record.Record]:
     return made
 
 
+def index_records(body: Mapping[str, Any]) -> list[record.Record]:
+    """Of `check_indices.py`: the counters behind the indices under loads whose counters are known, each beside its range."""
+    made = []
+    for load, report in body["loads"].items():
+        samples, verdicts = (report.get("gpm", {}).get(name, {}) for name in ("samples", "verdict"))
+        for name, verdict in verdicts.items():
+            if len(samples.get(name, ())) < record.MIN_NUM_SAMPLES:
+                print(f"left out: indices {load} {name}: {verdict}")
+                continue
+            unit = "bytes/s" if name.endswith("bytes_per_second") else "share"
+            entry = record.make_record(
+                bench="indices", case=f"{load}-gpm", metric=name, unit=unit, samples=samples[name], predicted=None,
+                command="python tests/gpu/check_indices.py", packages=(), versions=body["versions"], device=body["device"],
+                note=verdict,
+            )  # fmt: skip
+            made.append({**entry, "driver": body["driver"], "clocks_mhz": body["clocks_mhz"]})
+    return made
+
+
 def check_records(verdicts: Mapping[str, Mapping[str, Any]], card: Mapping[str, Any]) -> list[record.Record]:
     """Of `gpu_checks`: a record a check that says a line a case (a sample each: 1 good, 0 off), and one of all checks."""
     made = []

@@ -1,7 +1,7 @@
 """Records what was measured on a GPU machine: python -m benchmarks.record_gpu [--commit HASH] OUT/*.json
 
 Takes the raw results of `engine_gpu`, `embed_gpu`, `load_gpu`, `start_gpu`, `pal_gpu`, `small_card`, `quote`, `tiers`, of
-`tests/gpu/check_probe.py` and the verdicts of `gpu_checks` (checks.json, with its environment.json beside it); other files that lie
+`tests/gpu/check_probe.py`, `check_indices.py` and the verdicts of `gpu_checks` (checks.json, with its environment.json beside it); other files that lie
 there are named and left. A GPU machine need not have the repository's history: --commit says which one its files were.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.record_checks import check_records, probe_records
+from benchmarks.record_checks import check_records, index_records, probe_records
 
 # vLLM 0.26.0 on the same kind of card; the anchors' method is `decode` and `nano` of engine_gpu.py.
 PEER = {
@@ -132,7 +132,7 @@ def bodies_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
     for path in paths:
         body = json.loads(path.read_text())
         card = path.with_name(ENVIRONMENT)
-        if "results" in body or ("device" in body and any(name.startswith(PROBED) for name in body)):
+        if "results" in body or "loads" in body or ("device" in body and any(name.startswith(PROBED) for name in body)):
             bodies.append(body)
         elif body and all(isinstance(one, dict) and "verdict" in one for one in body.values()):
             if card.is_file():
@@ -148,6 +148,8 @@ def records_in(body: dict[str, Any]) -> list[record.Record]:
     """The records of one file."""
     if "verdicts" in body:
         return check_records(body["verdicts"], body["card"])
+    if "loads" in body:
+        return index_records(body)
     return records_of(body) if "results" in body else probe_records(body)
 
 

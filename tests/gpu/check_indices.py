@@ -1,6 +1,6 @@
 """Reads the counters behind the indices on a real GPU, under loads whose counters are known.
 
-python tests/gpu/check_indices.py      prints a line a counter, JSON to $OUT/indices.json; under 60 s. Exit 1 when one is out of
+python tests/gpu/check_indices.py      prints a line a counter, JSON to $OUT/indices.json, which benchmarks.record_gpu records; under 60 s. Exit 1 when one is out of
 range or no counter could be read at all; a single one that is missing is named, not a failure.
 
 Expected ranges: measured once on an H200 (a large bf16 product: 0.65 instructions a cycle, DRAM 15 %; a copy: 0.42 and 89 %; a copy
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.card import environment
 
 from dragoman_agent.engine.traffic import traffic_model
 from dragoman_agent.model.config import ModelConfig
@@ -108,11 +109,12 @@ def judge(reading: dict[str, Any], expected: dict[str, tuple[float, float]]) -> 
 def measure(load: Load, counters: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Every source's reading under one load."""
     report: dict[str, Any] = {}
+    readings: list[Reading | None] = []
     with Runner(load, device) as runner:
         gpm: GpmCounters | None = counters.get("gpm")
         if gpm is not None:
             gpm.read()
-            times, readings = [], []
+            times = []
             for _ in range(3):
                 time.sleep(0.7)
                 begun = time.perf_counter()
@@ -139,6 +141,7 @@ def measure(load: Load, counters: dict[str, Any], device: torch.device) -> dict[
         if body.get("dram_bytes_per_second") is not None:
             body["derived_l2_hit_ratio"] = l2_hit_ratio(body["dram_bytes_per_second"], asked)
         if source in report and "missing" not in body:
+            body["samples"] = samples_of([one for one in readings if one is not None], asked) if source == "gpm" else {}
             # What is asked for is counted over the whole load, which a burst of the profiler is only a part of.
             others = GPM_ONLY if source == "cupti" else CUPTI_ONLY
             wanted = {name: span for name, span in load.expected.items() if name not in others}
@@ -154,6 +157,19 @@ def middle(readings: list[Reading]) -> dict[str, Any]:
         values = [body[name] for body in bodies if isinstance(body[name], float)]
         result[name] = statistics.median(values) if values else None
     return result
+
+
+def samples_of(readings: list[Reading], asked: float) -> dict[str, list[float]]:
+    """Each reading's numbers by name; what L2 served is derived from each as from their medians."""
+    found: dict[str, list[float]] = {}
+    for reading in readings:
+        numbers = {name: value for name, value in asdict(reading).items() if isinstance(value, float)}
+        if reading.dram_bytes_per_second is not None:
+            ratio = l2_hit_ratio(reading.dram_bytes_per_second, asked)
+            numbers |= {"derived_l2_hit_ratio": ratio} if ratio is not None else {}
+        for name, value in numbers.items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def main() -> int:
@@ -173,7 +189,7 @@ def main() -> int:
     if counters["peak"] is None:
         missing["peak"] = "the inventory has no memory.max_clock or memory.bus_width"
     source = NvmlSource(load_nvml, found.facts.uuid, lambda: (os.getpid(),))
-    report: dict[str, Any] = {"device": found.facts.name, "peak_dram_bytes_per_second": counters["peak"]}
+    report: dict[str, Any] = {**environment(found.facts.index), "peak_dram_bytes_per_second": counters["peak"]}
     try:
         source.open()
         begun_sample = time.perf_counter()

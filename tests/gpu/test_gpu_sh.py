@@ -8,7 +8,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from benchmarks import pal_gpu
+from benchmarks import gpu_checks, pal_gpu
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
 # Stands in for the benchmark: writes to its last argument, and ends when it is told to.
@@ -46,10 +46,11 @@ def start(tmp_path: Path, seconds: str) -> subprocess.Popen[str]:
 def commands(tmp_path: Path, group: str) -> list[list[str]]:
     """What a group runs: `python3` says how it is called and under which limits."""
     python = tmp_path / "python3"
-    python.write_text('#!/bin/sh\necho "ran $DRAGOMAN_SM_LIMIT $@"\n')
+    python.write_text('#!/bin/sh\necho "ran $DRAGOMAN_SM_LIMIT $@ ${OUT:+out=$OUT}"\n')
     python.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "PACK_SECONDS": "60"}
-    environ.pop("DRAGOMAN_SM_LIMIT", None)
+    for name in ("DRAGOMAN_SM_LIMIT", "OUT"):
+        environ.pop(name, None)
     command = ["bash", str(SCRIPT), str(tmp_path / "out"), group]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40, check=True)
     return [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ran ")]
@@ -66,6 +67,10 @@ def test_every_part_of_the_hardware_layers_figures_is_in_a_group(tmp_path: Path)
     out = plan[0][plan[0].index("--out") + 1]
     assert small[small.index("--whole-timings") + 1] == f"{out}/timings.json", "as pal_gpu writes them"
     assert (SCRIPT.parents[1] / probe[0][0]).is_file()
+    only = probe[1][probe[1].index("--only") + 1].split(",")
+    known = {check.name for check in gpu_checks.all_checks(gpu_checks.MODELS, tmp_path)}
+    assert set(only) <= known and only, "each by its whole name"
+    assert probe[1][-1] == f"out={probe[1][2]}", "where a check leaves its figures is what is packed"
 
 
 def test_results_leave_while_the_benchmark_runs(tmp_path: Path) -> None:
