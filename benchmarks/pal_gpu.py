@@ -31,7 +31,7 @@ from benchmarks.step_model import step_model
 from dragoman_agent.pal.tuning import compile_kernels
 
 PARTS = ("step_model", "ablation", "plan_quality", "wrong_profile")
-_OTHERS_SECONDS = 60.0  # of a model, beside its ablation: left for what comes after
+_SECONDS = {"step_model": 8.0, "plan_quality": 45.0, "wrong_profile": 15.0}  # of a model, left for them by its ablation
 
 
 def save(folder: Path, bench: str, here: Setup, results: Sequence[Result]) -> None:
@@ -85,7 +85,7 @@ class Run:
 
     def share_until(self, num_models: int) -> float:
         """When the first of `num_models` should be done with its ablation, so that the parts of all have their time."""
-        others = _OTHERS_SECONDS * num_models if {"plan_quality", "wrong_profile"} & set(self._parts) else 0.0
+        others = num_models * sum(_SECONDS.get(part, 0.0) for part in self._parts)
         return time.monotonic() + max(self.deadline - time.monotonic() - others, 0.0) / num_models
 
 

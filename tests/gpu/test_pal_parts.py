@@ -386,8 +386,8 @@ def test_time_for_ablation_is_shared_among_the_models_that_are_left(tmp_path: Pa
     alone = pal_gpu.Run(tmp_path, ("ablation",), 300.0)
     assert alone.share_until(3) - time.monotonic() == pytest.approx(100.0, abs=1.0)
     beside = pal_gpu.Run(tmp_path, ("ablation", "plan_quality"), 300.0)
-    assert beside.share_until(3) - time.monotonic() == pytest.approx(40.0, abs=1.0)
-    assert beside.share_until(6) - time.monotonic() == pytest.approx(0.0, abs=1.0), "never before now"
+    assert beside.share_until(3) - time.monotonic() == pytest.approx(55.0, abs=1.0)
+    assert beside.share_until(7) - time.monotonic() == pytest.approx(0.0, abs=1.0), "never before now"
 
 
 @pytest.mark.parametrize(("seconds", "repeats"), [(-5.0, ablation.MIN_REPEATS), (math.inf, ablation.MAX_REPEATS)])
