@@ -400,7 +400,8 @@ class Agent:
         if self._server is not None:
             await self._server.set_health(live=False, ready=False)
         # Each waits up to half a second for others, and none for another: an agent that lost its device is to be gone in 1 s.
-        closing = [asyncio.create_task(self._watch.close())]
+        is_lost = self._engine.was_lost  # a driver that takes a failed context down may hold up who asks for counters
+        closing = [asyncio.create_task(self._watch.close(0.2 if is_lost else 1.0))]
         if self._membership is not None:
             closing.append(asyncio.create_task(self._membership.close()))
         if self._metrics_server is not None:

@@ -109,10 +109,10 @@ class HardwareWatch:
         self._thread = LiveThread(self._source, self._open_counters, deliver)
         self._thread.start()
 
-    async def close(self) -> None:
-        """End the thread."""
+    async def close(self, patience_seconds: float) -> None:
+        """End the thread, and wait so long for it."""
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.close)
+            await asyncio.to_thread(self._thread.close, patience_seconds)
 
     def _open_counters(self) -> list[Counters]:
         return open_counters(self._source, self._pal.profile)

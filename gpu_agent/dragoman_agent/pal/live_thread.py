@@ -55,11 +55,11 @@ class LiveThread:
         """Begin."""
         self._thread.start()
 
-    def close(self) -> None:
-        """End, and wait a moment for it: a burst of counters may take longer. Blocks; safe to call twice, and before start."""
+    def close(self, patience_seconds: float = 1.0) -> None:
+        """End, and wait so long for it: a burst of counters may take longer. Blocks; safe to call twice, and before start."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(1.0)
+            self._thread.join(patience_seconds)
 
     def _run(self) -> None:
         was_gone = False

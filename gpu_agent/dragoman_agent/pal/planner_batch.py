@@ -216,7 +216,8 @@ def choose_chunk(
         )
 
     seconds = {tokens: step(tokens) for tokens in _CHUNKS}
-    best_rate = max(tokens / each for tokens, each in seconds.items())
+    rates = _steady_rates(shape, prefill)
+    best_rate = max(rates.values())
     handover = step_cost.handover_seconds(times.rates, model, model.num_layers if library else 0)
     by_host = next((tokens for tokens, each in seconds.items() if each >= handover), _CHUNKS[-1])
     by_library = library.min_tokens if library else 0  # else it would never be used
@@ -227,7 +228,7 @@ def choose_chunk(
     patience = _PATIENCE * target
 
     def wanted(near: float) -> int:
-        return max(next(t for t, each in seconds.items() if t / each >= near * best_rate), by_host, by_library)
+        return max(next(t for t, rate in rates.items() if rate >= near * best_rate), by_host, by_library)
 
     def within(most: float) -> int:
         return max((tokens for tokens, each in seconds.items() if each <= most), default=_CHUNKS[0])
@@ -237,7 +238,7 @@ def choose_chunk(
     weights = 2 * model.num_parameters / times.rates.read_bandwidth
     free_tokens = weights * times.rates.matmul_rate / (2 * model.num_parameters)
     reason = (
-        f"min of {wanted(_NEAR_BEST):,} (fewest tokens within {1 - _NEAR_BEST:.1%} of the best prefill rate, that take the "
+        f"min of {wanted(_NEAR_BEST):,} (fewest tokens within {1 - _NEAR_BEST:.1%} of the best prefill rate by the profile, that take the "
         f"device longer than the {1e3 * handover:.1f} ms in which the host hands a step over"
         f"{f' and reach the {by_library:,} of the library' if library else ''}), {within(patience):,} "
         f"(most tokens within {1e3 * patience:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
@@ -250,7 +251,9 @@ def choose_chunk(
         f"wait between two tokens), at least {floor:,}"
     )
     candidates = tuple(
-        Candidate(f"{tokens}", each, "" if tokens == chosen else _chunk_reason(tokens, each, best_rate, patience))
+        Candidate(
+            f"{tokens}", each, "" if tokens == chosen else _chunk_reason(rates[tokens] / best_rate, each, patience)
+        )
         for tokens, each in seconds.items()
     )
     inputs = profile_inputs(profile, "compute.matmul_bfloat16", "memory.read_bandwidth", "scheduling.phase")
@@ -324,10 +327,22 @@ def _floor_seconds(times: KernelTimes, model: ModelConfig, batch: int) -> float:
     return step_cost.padded_seconds(times, model, batch) + model.num_layers * times.rates.phase_seconds + kv
 
 
-def _chunk_reason(tokens: int, step: float, best_rate: float, target: float) -> str:
-    if step > target:
-        return f"over {1e3 * target:.0f} ms a step"
-    return f"{tokens / step / best_rate:.0%} of the best rate"
+def _steady_rates(shape: StepShape, prefill: PrefillAttention) -> dict[int, float]:
+    """Prompt tokens a second by chunk, from the profile's rates alone: what kernels take when they are timed one by one says as
+    much of the card's power limit, which the long ones run into, as of their length.
+    """
+    times = KernelTimes(shape.times.rates)
+
+    def step(tokens: int) -> float:
+        return step_cost.prefill_step_seconds(
+            times, shape.model, shape.page_size, prefill, tokens, PROMPT_TOKENS, None, shape.fixed
+        )
+
+    return {tokens: tokens / step(tokens) for tokens in _CHUNKS}
+
+
+def _chunk_reason(share: float, step: float, target: float) -> str:
+    return f"over {1e3 * target:.0f} ms a step" if step > target else f"{share:.0%} of the best rate"
 
 
 def _capture_seconds(shape: StepShape) -> float:

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 STEP_AGE_LIMIT_SECONDS = 3.0
 WEDGED_SECONDS = 6.0  # as the controller declares a silent agent dead
-_FATAL_SECONDS = 0.2  # from the engine's last word to its end
+_FATAL_SECONDS = 0.2  # from the engine's last word to its end; a device that has failed may hold it up for longer
 _BOTH_ENDS_SECONDS = 0.5
 
 
@@ -96,7 +96,7 @@ class EngineClient:
         self._fatal: Fatal | None = None
         self._stopping = False
         self._disconnected = False
-        self._exited = False
+        self._exited = asyncio.Event()
         self._dead = False
         self._last_step = 0.0
         self._hang = HangWatch()
@@ -259,7 +259,11 @@ class EngineClient:
                 await asyncio.wait_for(asyncio.shield(self._ended), timeout)
             except TimeoutError:
                 logger.warning("the engine did not end within %.1f s and is killed", timeout)
-        self._process.kill()
+        elif self._fatal is not None:
+            # It may have something to write yet.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exited.wait(), _FATAL_SECONDS)
+        self._process.kill(0.0)
         self._die()
         if self._transport is not None:
             self._transport.close()
@@ -295,6 +299,8 @@ class EngineClient:
             self._die()
             return
         for message in messages:
+            if self._dead:  # nobody is left to hear what was still on its way
+                break
             match message:
                 case Step():
                     self._take_step(message)
@@ -308,8 +314,8 @@ class EngineClient:
                     self._listener.engine_warmed(message)
                 case Fatal():
                     self._fatal = message
-                    # It ends by itself, unless a device that has failed holds it up.
-                    asyncio.get_running_loop().call_later(_FATAL_SECONDS, self._die)
+                    asyncio.get_running_loop().call_later(_FATAL_SECONDS, self._process.kill, 0.0)
+                    self._die(kill=False)
                 case BlocksExported() | BlocksImported():
                     self._exchanges.take(message)
                 case BlocksUsed():
@@ -338,7 +344,7 @@ class EngineClient:
         self._die_soon()
 
     def _process_ended(self) -> None:
-        self._exited = True
+        self._exited.set()
         self._die_soon()
 
     def _die_soon(self) -> None:
@@ -346,12 +352,12 @@ class EngineClient:
 
         So it is for an engine that ended before this process listened: its connection and last frames wait to be taken.
         """
-        if (self._disconnected and self._exited) or (self._transport is None and self._process.last_words):
+        if (self._disconnected and self._exited.is_set()) or (self._transport is None and self._process.last_words):
             self._die()
         else:
             asyncio.get_running_loop().call_later(_BOTH_ENDS_SECONDS, self._die)
 
-    def _die(self) -> None:
+    def _die(self, *, kill: bool = True) -> None:
         if self._dead:
             return
         self._dead = True
@@ -359,7 +365,8 @@ class EngineClient:
         self._exchanges.fail(lambda: DragomanError(reason, message))  # type: ignore[arg-type]
         self._table.fail_all(reason, message)
         self._end_of_batch()
-        self._process.kill()
+        if kill:
+            self._process.kill(0.0)
         if not self._ended.done():
             self._ended.set_result(None)
         if not self._stopping:
