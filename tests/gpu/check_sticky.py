@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,15 @@ def state_of(pid: int) -> str:
 async def fault(sick: CellProcess, address: str, neighbour: str, trigger: Path) -> dict[str, Any]:
     """What was seen while the sick agent's context broke."""
     seen: dict[str, Any] = {}
+    ended: list[float] = []
+
+    def note_end() -> None:
+        seen["exit_code"] = sick.popen.wait()
+        ended.append(time.monotonic())
+
+    # From beside: the client tries to resume before it gives the stream up, which takes longer than the agent's end.
+    watching = threading.Thread(target=note_end, daemon=True)
+    watching.start()
     async with AsyncClient(agent=address) as client, AsyncClient(agent=neighbour) as other:
         calm = await other.complete("The sea", max_output_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
         beside = asyncio.create_task(
@@ -68,11 +77,10 @@ async def fault(sick: CellProcess, address: str, neighbour: str, trigger: Path) 
         except DragomanError as error:
             seen["error"], seen["message"] = error.reason_name, str(error)
         family = [process.pid for process in sick.family()] if sick.popen.poll() is None else []
-        try:
-            seen["exit_code"] = await asyncio.to_thread(sick.popen.wait, MAX_WAIT_SECONDS)
-        except subprocess.TimeoutExpired:
+        await asyncio.to_thread(watching.join, MAX_WAIT_SECONDS)
+        if not ended:
             seen["still_there"] = {pid: state_of(pid) for pid in family}
-        seen["was_broken"], seen["exit_seconds"] = bool(broken), time.monotonic() - broken
+        seen["was_broken"], seen["exit_seconds"] = bool(broken), (ended[0] if ended else time.monotonic()) - broken
         seen["neighbour_equal"] = (await beside).text == calm.text
     seen["log"] = [line for line in sick.log_text().splitlines() if "device failed" in line or "CUDA error" in line][:2]
     seen["end_of_log"] = sick.log_text().splitlines()[-8:]

@@ -32,7 +32,7 @@ from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
 from dragoman_agent.device.cuda_prepare import CudaPrepare
 from dragoman_agent.device.cuda_redraw import Redraw
 from dragoman_agent.device.cuda_weights import load_weights
-from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
+from dragoman_agent.device.torch_runtime import Runtime, Stream, first_line, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle, score_hidden
 from dragoman_agent.engine.philox import UniformsAhead
 from dragoman_agent.engine.sampler import Sampled, logprobs_of
@@ -85,11 +85,11 @@ class CudaDevice(CudaPrepare):
                 self._warm_up(progress)
         except torch.OutOfMemoryError as error:
             raise DeviceError(
-                f"{model.name} does not fit on the GPU: {str(error).splitlines()[0]} "
+                f"{model.name} does not fit on the GPU: {first_line(error)} "
                 "Lower --memory-utilization or --max-context, or stop other processes on the GPU."
             ) from error
         except self._wrong as error:
-            raise DeviceError(f"The model {model.name} cannot be loaded on the GPU: {error}") from error
+            raise DeviceError(f"The model {model.name} cannot be loaded on the GPU: {first_line(error)}") from error
         else:
             self._loaded = True
         finally:

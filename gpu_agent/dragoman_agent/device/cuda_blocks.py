@@ -10,7 +10,7 @@ import torch
 from dragoman_agent.device import torch_blocks
 from dragoman_agent.device.base import BlockFormat, DeviceError, DeviceMemoryError, Int32Array, UInt8Array
 from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
-from dragoman_agent.device.torch_runtime import Runtime, Stream, is_no_memory
+from dragoman_agent.device.torch_runtime import Runtime, Stream, first_line, is_no_memory
 from dragoman_agent.model.layers import PagedCache
 
 
@@ -55,7 +55,9 @@ class CudaBlocks:
             self._runtime.activate()  # in a thread of its own another device is current
             return self._block_copier.new_rows(num_blocks)
         except wrong as error:
-            raise DeviceError(f"host memory for {num_blocks} KV blocks could not be pinned: {error}") from error
+            raise DeviceError(
+                f"host memory for {num_blocks} KV blocks could not be pinned: {first_line(error)}"
+            ) from error
 
     def copy_out(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> EventCopy:
         """See BlockDevice."""
@@ -88,7 +90,7 @@ class CudaBlocks:
             with torch.inference_mode(), self._runtime.on(self._stream):
                 yield
         except self._wrong as error:
-            what = str(error).partition("\n")[0]
+            what = first_line(error)
             if not is_no_memory(what):
                 raise DeviceError(f"{failed}: {what}") from error
             self._release_unused()

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from dragoman_agent.device import torch_blocks
 from dragoman_agent.device.base import DeviceError, Int32Array, UInt8Array
-from dragoman_agent.device.torch_runtime import Event, Runtime, Stream
+from dragoman_agent.device.torch_runtime import Event, Runtime, Stream, first_line
 from dragoman_agent.model.layers import PagedCache
 
 BUFFER_BYTES = 16 << 20  # two each way: a third of a millisecond of a quick link
@@ -40,7 +40,7 @@ class EventCopy:
         try:
             return self.end.query()
         except self._errors as error:
-            raise DeviceError(f"the GPU failed while it copied KV blocks: {error}") from error
+            raise DeviceError(f"the GPU failed while it copied KV blocks: {first_line(error)}") from error
 
 
 class Buffer:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dragoman_agent.device.base import DeviceError, SamplingBatch, StepBatch, StepResult
-from dragoman_agent.device.torch_runtime import Event, Runtime
+from dragoman_agent.device.torch_runtime import Event, Runtime, first_line
 from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.sampler import Sampled, score
 
@@ -134,7 +134,7 @@ class TorchStepHandle:
             try:
                 self._outcome = self._read()
             except self._errors as error:
-                self._outcome = DeviceError(f"the GPU failed during a step: {error}")
+                self._outcome = DeviceError(f"the GPU failed during a step: {first_line(error)}")
             self._sampled = self._pooled = self._scores = self._finish = None
         return self._outcome
 
