@@ -33,7 +33,6 @@ def plan_fields(plan: Plan) -> list[PlanField]:
         PlanField("num_blocks", plan.num_blocks, "kv-blocks"),
         PlanField("max_context_tokens", plan.max_context_tokens, "max-context", "tokens"),
         PlanField("max_batch_tokens", plan.max_batch_tokens, "step-tokens", "tokens"),
-        PlanField("company_tokens", plan.max_company_tokens, "company-tokens", "tokens"),
         PlanField("max_num_seqs", plan.max_num_seqs, "max-seqs"),
         PlanField("max_num_waiting", plan.max_num_waiting, "max-waiting"),
     ]
@@ -57,6 +56,7 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
     labels = tuple(str(bucket.max_batch) for bucket in plan.decode_attention)
     decode = "decode-attention"
     fields = [
+        PlanField("company_tokens", plan.max_company_tokens, "company-tokens", "tokens"),
         PlanField("graph_batch_sizes", plan.graph_batch_sizes, "graphs"),
         PlanField("mixed_graph_tokens", plan.mixed_graph_tokens, "mixed-graphs", "tokens"),
         PlanField("chunk_graph", plan.chunk_graph, "mixed-graphs"),
