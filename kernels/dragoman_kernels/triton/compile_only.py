@@ -50,13 +50,14 @@ def compiling(
 ) -> Iterator[None]:
     """Launches inside compile for `target` and run nothing; `note` gets each function, its binary and its options.
 
-    `is_wanted` is asked at each launch; one that is not does nothing at all.
+    `is_wanted` is asked at each launch; of one that is not only the source is read: a binary's name depends on which functions
+    that its kernel shares with others were read before.
     """
     launch = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if not is_wanted():
-            return None
+            return self.cache_key
         compiled = launch(self, *args, grid=grid, warmup=True, **options)
         note(self, compiled, options)
         return compiled

@@ -1,12 +1,13 @@
 """Prints the binaries that the GPU backend asks Triton for, or that are compiled ahead, without a GPU; run by test_precompile.
 
-python -m tests.agent.device.compile_trace device|ahead planned|deterministic|float8      a line a binary: hash and name
+python -m tests.agent.device.compile_trace device|ahead|last-parts planned|deterministic|float8      a line a binary: hash and name
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 
 import numpy as np
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
@@ -59,15 +60,18 @@ def of_the_device(plan: Plan) -> dict[str, str]:
         return {compiled.hash: name for _, (name, compiled, _) in binaries.items()}
 
 
-def ahead(plan: Plan) -> dict[str, str]:
-    """What `precompile` leaves in the cache."""
+def ahead(plan: Plan, *, last_parts: bool = False) -> dict[str, str]:
+    """What `precompile` leaves in the cache; or what a worker does that has the last kernel alone of each form that is shared."""
     from dragoman_agent.device import precompile
 
     order = precompile.order_of(CONFIG, plan, CAPABILITY)
+    if last_parts:
+        order["forms"] = [form for form in order["forms"] if 1 < form["num_parts"] == form["part"] + 1]
     return {binary.hash: binary.metadata.name for binary in precompile.compile_forms(order)}
 
 
 if __name__ == "__main__":
-    made = {"device": of_the_device, "ahead": ahead}[sys.argv[1]](plan(sys.argv[2]))
+    roads = {"device": of_the_device, "ahead": ahead, "last-parts": partial(ahead, last_parts=True)}
+    made = roads[sys.argv[1]](plan(sys.argv[2]))
     for digest, name in made.items():
         print(digest, name)

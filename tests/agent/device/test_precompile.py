@@ -42,6 +42,16 @@ def test_what_the_device_launches_was_compiled_ahead_under_the_same_names(
     assert sorted(name for digest, name in ahead.items() if digest not in device) == unused
 
 
+def test_a_kernel_that_a_worker_compiles_alone_has_the_name_that_it_has_among_others(tmp_path: Path) -> None:
+    """Triton names a binary by its functions' sources, and by which of those it had read before."""
+    whole, alone = (
+        binaries("ahead", "planned", tmp_path / "whole"),
+        binaries("last-parts", "planned", tmp_path / "alone"),
+    )
+    assert sorted(set(alone.values())) == ["_edit_rows_kernel", "_kept_pick_kernel", "_pick_kernel"]
+    assert alone.items() <= whole.items()
+
+
 def test_a_kernel_that_cannot_be_compiled_costs_no_other(tmp_path: Path) -> None:
     order = precompile.order_of(CONFIG, gpu_plan("cuda"), "9.0")
     silu = next(form for form in order["forms"] if form["kind"] == "silu")
