@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -11,7 +10,7 @@ from dragoman.channel import quiet_grpc
 from dragoman_agent.config import AgentSettings, settings_problem
 from dragoman_cli.config import parse
 from dragoman_cli.failure import import_problem
-from dragoman_cli.process import log_to_stderr, loop_factory
+from dragoman_cli.process import leave, log_to_stderr, loop_factory
 
 if TYPE_CHECKING:
     from dragoman.tls import TlsIdentity
@@ -28,13 +27,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     if problem:
         _fail(problem)
     log_to_stderr(settings.log_level)
-    code = _run(settings)
-    if code:
-        # Without an interpreter's end, which takes a third of a second: who lost its engine is to be started anew soon.
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(code)
-    sys.exit(0)
+    leave(_run(settings))
 
 
 def _run(settings: AgentSettings) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -32,7 +33,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env={**environment, "PYTHONFAULTHANDLER": "1"},
         )
         self.log: list[str] = []
         self._is_asked = False
@@ -77,9 +78,15 @@ class Process:
         try:
             code = self.child.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
+            # What each thread does is in the log then, see PYTHONFAULTHANDLER.
+            self.child.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(2)
             self.child.kill()
             self.child.wait()
-            raise AssertionError(f"{self.child.args} did not stop; log: {self.log[-20:]}") from None
+            for thread in self._threads:
+                thread.join(5)
+            raise AssertionError(f"{self.child.args} did not stop; log: {self.log[-80:]}") from None
         finally:
             for thread in self._threads:
                 thread.join(5)

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,6 +74,16 @@ class _LostRecords:
 def count_lost_records(registry: CollectorRegistry) -> None:
     """Show on /metrics how many log records were lost: the alarm that a full disk cannot swallow."""
     registry.register(_LostRecords())
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, in which everything is closed, without the interpreter's end: that takes a third of a second, and waits
+    for threads of gRPC that need not answer any more.
+    """
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def log_to_stderr(level: str) -> None:

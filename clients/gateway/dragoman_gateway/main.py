@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import NoReturn
 
 from dragoman.address import is_loopback
 from dragoman.channel import quiet_grpc
 from dragoman_cli.config import parse
 from dragoman_cli.failure import import_problem, wants_traceback
-from dragoman_cli.process import log_to_stderr
+from dragoman_cli.process import leave, log_to_stderr
 from dragoman_gateway.config import GatewaySettings
 
 _QUIET = ("uvicorn.error",)  # its start and stop lines; ours say the same
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> NoReturn:
     """Run the gateway. Exits 2 with one line when the settings cannot be used."""
     quiet_grpc()
     settings = parse(GatewaySettings, "dragoman-gateway", argv)
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     if not is_loopback(settings.host) and not keys:
         logging.getLogger(__name__).warning("listening on %s without --api-key: anyone there may use it", settings.host)
     run(settings, listener, keys, tls)
+    leave(0)
 
 
 def _refuse(message: str) -> int:
