@@ -114,7 +114,7 @@ class Tune:
     max_step_tokens: int  # tokens a step may compute while sequences decode
     max_num_seqs: int  # sequences that run at once
     num_usable_blocks: int  # KV blocks that may be in use, the null block not counted
-    max_lone_tokens: int = 0  # tokens a step may compute while none decodes; 0: as many as the plan has
+    max_lone_tokens: int = 0  # while none decodes, no fewer than that; 0: as many as the plan has
     num_ready_blocks: int = 0  # blocks kept free ahead of need: cached ones are released behind the device's work
     prefetch_ahead: bool = (
         False  # blocks of a lower tier come while a sequence waits for its turn, not only once it is its turn

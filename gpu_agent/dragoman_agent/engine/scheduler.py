@@ -140,7 +140,9 @@ class Scheduler:
         """Take new limits, each within what the plan took memory for. What runs goes on; blocks follow as they get free."""
         plan = self.plan
         self.max_step_tokens = min(max(wanted.max_step_tokens, 1), plan.max_batch_tokens)
-        self._max_lone_tokens = min(wanted.max_lone_tokens or plan.max_batch_tokens, plan.max_batch_tokens)
+        # Prompts alone, for which nobody's stream waits, are never held to less than prompts beside streams.
+        lone = max(wanted.max_lone_tokens or plan.max_batch_tokens, self.max_step_tokens)
+        self._max_lone_tokens = min(lone, plan.max_batch_tokens)
         self._num_spare_rows = max(plan.max_num_seqs - max(wanted.max_num_seqs, 1), 0)
         # A sequence that was accepted must be able to reach its full length, else it would wait for ever.
         fewest = min(-(-self.capacity_tokens // self.page_size), self.pool.num_blocks - 1)

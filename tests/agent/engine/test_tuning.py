@@ -78,6 +78,15 @@ def test_prompts_alone_may_fill_a_step_that_streams_would_wait_for(
     assert answers(events)["first", 0].token_ids
 
 
+def test_prompts_alone_get_no_shorter_steps_than_beside_streams(
+    lab: Callable[..., Any], start: Callable[..., Any]
+) -> None:
+    """A plan for a throttled device has short steps of both kinds; an index may then raise those beside streams."""
+    engine = lab()
+    engine.run(most(max_step_tokens=256, max_lone_tokens=64), start("alone", "x" * 300, 2))
+    assert max(s.load.prefill_tokens for s in engine.steps) == 256
+
+
 def test_fewer_sequences_run_at_once_and_none_starves(
     lab: Callable[..., Any], start: Callable[..., Any], terminals: Any
 ) -> None:
