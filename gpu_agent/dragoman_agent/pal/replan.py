@@ -84,9 +84,11 @@ def replan(
         num_blocks=blocks,
         step_model=target.step_model,
     )
+    has_two_kinds = in_force.company_tokens or plan.company_tokens  # of steps, beside streams and without
+    beside = _running("company_tokens", in_force.max_company_tokens, company, "tokens") if has_two_kinds else []
     changes = [
         *_running("max_batch_tokens", in_force.max_batch_tokens, tokens, "tokens"),
-        *_running("company_tokens", in_force.max_company_tokens, company, "tokens"),
+        *beside,
         *_running("max_num_seqs", in_force.max_num_seqs, seqs, "sequences"),
         *_running("num_blocks", in_force.num_blocks, blocks, "KV blocks"),
         *_step_model_change(in_force, target),

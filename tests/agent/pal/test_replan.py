@@ -63,6 +63,23 @@ def test_a_slower_device_gets_smaller_steps_and_a_slower_model_and_recovers() ->
     assert "max_batch_tokens" in decision.chosen and "clock down" in decision.reason and decision.predicted
 
 
+def test_steps_beside_streams_are_told_of_where_a_plan_has_fewer_tokens_for_them() -> None:
+    def fewer(profile: Profile, company_tokens: int):
+        plan, decisions = MAKE(profile)
+        return replace(plan, company_tokens=company_tokens), decisions
+
+    slow = scaled(compute__matmul_float32=0.25)
+    assert "company_tokens" not in describe([], replan(START, START, MAKE, slow, memory_is_committed=True)).chosen
+    start, most = replace(START, company_tokens=64), START.max_batch_tokens
+    result = replan(start, start, partial(fewer, company_tokens=32), PROFILE, memory_is_committed=True)
+    assert [str(change) for change in result.changes] == ["company_tokens 64 -> 32 tokens"]
+    assert (result.plan.max_company_tokens, result.plan.max_batch_tokens) == (32, most)
+    back = replan(result.plan, start, partial(fewer, company_tokens=0), PROFILE, memory_is_committed=True)
+    assert back.plan == start, "no more than at the start"
+    equal = replan(START, START, partial(fewer, company_tokens=32), PROFILE, memory_is_committed=True)
+    assert [str(change) for change in equal.changes] == [f"company_tokens {most} -> 32 tokens"]
+
+
 def test_nothing_grows_past_what_the_engine_took_at_its_start() -> None:
     fast = scaled(compute__matmul_float32=64.0, memory__free=1.3)
     for committed in (True, False):
