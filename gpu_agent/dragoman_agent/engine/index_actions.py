@@ -281,7 +281,9 @@ class IndexActions:
             f"{self._limits.num_layers} layers takes {1e6 * group.grouped_seconds:.1f} us instead of "
             f"{1e6 * group.ungrouped_seconds:.1f}, {gain:.1%} of a step of {1e3 * mean:.2f} ms"
         )
-        return Proposal("group-short-sequences", replace(knobs, attention_rows=group.rows), gain, index, reason)
+        # The most of any range of batches: in each one the device takes no more than was timed for it, and batches change.
+        rows = max(one.rows for one in groups)
+        return Proposal("group-short-sequences", replace(knobs, attention_rows=rows), gain, index, reason)
 
     def _prefetch(self, index: IndexSample) -> Proposal:
         """Gain: copies that run beside the computation instead of before it."""

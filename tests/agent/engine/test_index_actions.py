@@ -219,6 +219,14 @@ def test_low_saturation_of_short_sequences_groups_them_once_the_budget_is_declin
     assert kinds(acts) == ["started group-short-sequences"], "they may be grouped once more"
 
 
+def test_a_batch_that_grows_later_gets_the_rows_that_were_timed_for_it() -> None:
+    """Of the words on the device each range of batches takes at most its own number."""
+    machine = decoding(batch=100, overhead=1e-3)
+    started = machine.run(SUSTAINED_STEPS + 1)[-1]
+    assert kinds([started]) == ["started group-short-sequences"] and "where 2 share a program" in started.reason
+    assert machine.actions.knobs.attention_rows == 4
+
+
 def machine_facts(machine: Engine) -> StepFacts:
     """A step of what it decodes."""
     tokens = machine.batch * machine.context
