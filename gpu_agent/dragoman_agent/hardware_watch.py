@@ -298,7 +298,7 @@ def _ending(act: Act) -> Decision:
 
 
 def _knobs_text(knobs: Knobs) -> str:
-    parts = [f"{knobs.max_step_tokens} tokens a step", f"{knobs.num_ready_blocks} blocks kept unused"]
+    parts = [f"{knobs.max_step_tokens} tokens a step beside streams", f"{knobs.num_ready_blocks} blocks kept unused"]
     if knobs.prefetch_ahead:
         parts.append("prefetch ahead")
     if knobs.attention_rows > 1:

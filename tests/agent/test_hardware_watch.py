@@ -309,6 +309,7 @@ def test_short_sequences_are_grouped_in_the_engine_where_the_plan_timed_a_gain(l
         watch.take_step(Step(number, [], load, seconds, 0.0))
     assert lab.host.tuned[-1].attention_rows == 4 and lab.host.tuned[-1].max_step_tokens == plan.max_company_tokens
     trial, end = lab.decisions("group-short-sequences") + lab.decisions("group-short-sequences-end")
+    assert f"{plan.max_company_tokens} tokens a step beside streams, " in trial.chosen
     assert "up to 4 short sequences a program of decode attention" in trial.chosen and end.chosen.startswith("kept")
     assert trial.predicted == pytest.approx(1 + 5e-3 / slow) and trial.measured == pytest.approx(slow / (slow - 5e-3))
     (declined,) = lab.decisions("raise-prefill-budget")
