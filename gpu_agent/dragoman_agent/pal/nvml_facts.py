@@ -174,7 +174,12 @@ def _await_ending(library: Any, handle: Any) -> None:
     deadline = time.monotonic() + _ENDING_SECONDS
     while ending := [pid for pid in _holders(library, handle) if is_ending(pid)]:
         if time.monotonic() > deadline:
-            logger.warning("processes that have ended still hold memory of the device: %s", ending)
+            pids = ", ".join(map(str, ending))
+            logger.warning(
+                "processes that have ended still hold memory of the device (pid %s); the plan is made without it, start again "
+                "once nvidia-smi lists them no more",
+                pids,
+            )
             return
         time.sleep(_LOOK_SECONDS)
 
