@@ -125,14 +125,20 @@ def profile_from_dict(fields: Any, where: str) -> AgentProfile:
     for key in (*_INTEGERS, "page_tokens"):
         if key in fields:
             value = fields[key]
-            if isinstance(value, bool) or not isinstance(value, int) or value < (0 if key in _MAY_BE_ZERO else 1):
-                raise ValueError(f"{where}: {key} is {value!r}, must be a whole number over 0")
+            least = 0 if key in _MAY_BE_ZERO else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{where}: {key} is {value!r}, must be a whole number, {least} or more")
             values[key] = value
     profile = AgentProfile(str(fields.get("name", where)), StepTable(_step_model(steps, where)), **values)
     if profile.kv_tokens < profile.max_context_tokens:
         raise ValueError(
             f"{where}: kv_tokens is {profile.kv_tokens}, below max_context_tokens {profile.max_context_tokens}: "
             "a request of full length would not fit"
+        )
+    if profile.company_tokens > profile.max_batch_tokens:
+        raise ValueError(
+            f"{where}: company_tokens is {profile.company_tokens}, over max_batch_tokens {profile.max_batch_tokens}: "
+            "a step in which streams decode has no more tokens than any; leave it out for as many"
         )
     return profile
 

@@ -35,7 +35,10 @@ def test_a_profile_goes_to_a_file_and_back(tmp_path: Path) -> None:
         ({"step_model": {**FIELDS["step_model"], "decode_seconds": [0.1]}}, "1 times for a grid"),
         ({"step_model": {**FIELDS["step_model"], "decode_seconds": [-1.0] * 12}}, "finite times over 0"),
         ({"step_model": {**FIELDS["step_model"], "prefill_base_seconds": "soon"}}, "could not convert"),
-        ({"max_running_requests": 0}, "max_running_requests is 0"),
+        ({"max_running_requests": 0}, "max_running_requests is 0, must be a whole number, 1 or more"),
+        ({"company_tokens": -1}, "company_tokens is -1, must be a whole number, 0 or more"),
+        ({"company_tokens": 512.0}, "company_tokens is 512.0, must be a whole number, 0 or more"),
+        ({"company_tokens": FIELDS["max_batch_tokens"] + 1}, "company_tokens is 4097, over max_batch_tokens 4096"),
         ({"kv_tokens": 100}, "a request of full length would not fit"),
     ],
 )
@@ -43,6 +46,13 @@ def test_a_bad_profile_is_refused_in_words(change: dict[str, Any], words: str) -
     with pytest.raises(ValueError, match=words) as raised:
         profile_from_dict({**FIELDS, **change}, "here.json")
     assert "here.json" in str(raised.value)
+
+
+def test_a_profile_without_the_tokens_of_steps_beside_streams_has_as_many_as_of_any_step() -> None:
+    without = {key: value for key, value in FIELDS.items() if key != "company_tokens"}
+    assert profile_from_dict(without, "old.json").company_tokens == 0
+    same = profile_from_dict({**FIELDS, "company_tokens": FIELDS["max_batch_tokens"]}, "new.json")
+    assert same.company_tokens == same.max_batch_tokens
 
 
 def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
