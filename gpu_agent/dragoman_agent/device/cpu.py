@@ -30,6 +30,7 @@ from dragoman_agent.device.base import (
 from dragoman_agent.device.block_copies import FutureCopy, new_rows
 from dragoman_agent.device.checks import check_loadable, resolve_tokens
 from dragoman_agent.device.cpu_road import KV_DTYPES, TORCH_FLOAT32, TORCH_INT4, TORCH_ROADS, choose_cpu_road
+from dragoman_agent.device.error_text import first_line
 from dragoman_agent.device.warm_up import warm_up_batch
 from dragoman_agent.engine.host_sampler import HostSampled, HostSampler
 from dragoman_agent.model.embedded import default_cache_dir
@@ -185,7 +186,7 @@ class CpuDevice:
             return self._worker.submit(work, *arguments).result()
         except (ValueError, MemoryError, RuntimeError) as error:
             if _is_out_of_memory(error):
-                raise DeviceMemoryError(f"there is no room to move KV blocks: {_first_line(error)}") from None
+                raise DeviceMemoryError(f"there is no room to move KV blocks: {first_line(error)}") from None
             raise DeviceError(f"KV blocks could not be moved on the CPU: {error}") from error
 
     def close(self) -> None:
@@ -243,10 +244,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
 @dataclass(slots=True)
 class _Work:
     """What the worker thread uses; nothing else does while a step is under way."""
@@ -272,7 +269,7 @@ class _Work:
                 # A step that is queued already may refer to these tokens. It counts for nothing, but must not fail in its turn.
                 self.previous = np.zeros(len(batch.sample_seqs), dtype=np.int32)
                 raise DeviceMemoryError(
-                    f"a step of {len(batch.token_ids)} tokens does not fit: {_first_line(error)}"
+                    f"a step of {len(batch.token_ids)} tokens does not fit: {first_line(error)}"
                 ) from None
             raise DeviceError(f"Step {batch.step} failed on the CPU: {error}") from error
         self.previous = sampled.token_ids.astype(np.int32)

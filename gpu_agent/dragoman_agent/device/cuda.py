@@ -32,7 +32,8 @@ from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
 from dragoman_agent.device.cuda_prepare import CudaPrepare
 from dragoman_agent.device.cuda_redraw import Redraw
 from dragoman_agent.device.cuda_weights import load_weights
-from dragoman_agent.device.torch_runtime import Runtime, Stream, first_line, open_runtime
+from dragoman_agent.device.error_text import first_line
+from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle, score_hidden
 from dragoman_agent.engine.philox import UniformsAhead
 from dragoman_agent.engine.sampler import Sampled, logprobs_of

@@ -9,8 +9,9 @@ import torch
 
 from dragoman_agent.device import torch_blocks
 from dragoman_agent.device.base import BlockFormat, DeviceError, DeviceMemoryError, Int32Array, UInt8Array
+from dragoman_agent.device.error_text import first_line
 from dragoman_agent.device.torch_copies import BlockCopier, EventCopy
-from dragoman_agent.device.torch_runtime import Runtime, Stream, first_line, is_no_memory
+from dragoman_agent.device.torch_runtime import Runtime, Stream, is_no_memory
 from dragoman_agent.model.layers import PagedCache
 
 

@@ -27,8 +27,9 @@ from dragoman_agent.device import (
     cuda_probe_memory as memory,
 )
 from dragoman_agent.device.cuda_probe_bench import Bench, StepError
+from dragoman_agent.device.error_text import first_line
 from dragoman_agent.device.partition import PartitionError, limits_from_environ
-from dragoman_agent.device.probe_answers import answer, first_line, own_stdout, say
+from dragoman_agent.device.probe_answers import answer, own_stdout, say
 from dragoman_agent.pal.probe_steps import FULL_STEPS, QUICK_STEPS
 from dragoman_agent.pal.profile import Value
 from dragoman_kernels.probe.driver import DriverError

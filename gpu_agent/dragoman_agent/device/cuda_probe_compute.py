@@ -10,6 +10,7 @@ from typing import Any
 
 from dragoman_agent.device.cuda_blas import PRODUCT_TYPES, WORKSPACE_BYTES, Blas, BlasError
 from dragoman_agent.device.cuda_probe_bench import Bench, StepError
+from dragoman_agent.device.error_text import first_line
 from dragoman_agent.pal.analysis import measured_rate
 from dragoman_agent.pal.profile import Value
 from dragoman_kernels.probe.driver import Session, pointer, u32, u64
@@ -154,7 +155,7 @@ def _quickest(bench: Bench, name: str, ways: Ways, library: str) -> dict[str, Va
             session.synchronize()
             times[way] = [_rested(session, _several(product), rest) for _ in range(repeats)]
         except RuntimeError as error:  # a product that this library or card does not have
-            problem = str(error).strip().splitlines()[0][:200]
+            problem = first_line(error)[:200]
     if not times:
         raise StepError(f"no {name} product worked: {problem}")
     best = min(times, key=lambda way: statistics.median(times[way]))

@@ -21,6 +21,7 @@ import torch.nn.functional as functional
 
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
+from dragoman_agent.device.error_text import first_line
 from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.model.config import ModelConfig, RopeScaling
 from dragoman_agent.model.layers import PagedCache
@@ -65,7 +66,7 @@ def time_cases(cases: Sequence[Case], index: int, *, compile_only: bool = False)
                 else:
                     found[case["key"]] = _time(calls, runtime, stream, case["kind"])
             except Exception as error:  # whatever a compiler, a driver or torch says: this case alone is left out
-                found[case["key"]] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                found[case["key"]] = f"{type(error).__name__}: {first_line(error)}"
             runtime.release()
     return found
 

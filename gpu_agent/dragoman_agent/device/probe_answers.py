@@ -43,8 +43,3 @@ def answer(
 def say(text: str) -> None:
     """A line for the log of whoever started the process."""
     print(text, file=sys.stderr, flush=True)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,7 +15,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from dragoman_agent.device import torch_blocks
 from dragoman_agent.device.base import DeviceError, Int32Array, UInt8Array
-from dragoman_agent.device.torch_runtime import Event, Runtime, Stream, first_line
+from dragoman_agent.device.error_text import first_line
+from dragoman_agent.device.torch_runtime import Event, Runtime, Stream
 from dragoman_agent.model.layers import PagedCache
 
 BUFFER_BYTES = 16 << 20  # two each way: a third of a millisecond of a quick link

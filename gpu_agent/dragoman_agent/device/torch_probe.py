@@ -17,7 +17,8 @@ from typing import Any, TextIO
 import torch
 
 from dragoman_agent.device.base import DeviceError
-from dragoman_agent.device.probe_answers import answer, first_line, own_stdout, say
+from dragoman_agent.device.error_text import first_line
+from dragoman_agent.device.probe_answers import answer, own_stdout, say
 from dragoman_agent.device.torch_runtime import TorchRuntime, open_runtime
 from dragoman_agent.pal.analysis import measured, measured_rate
 from dragoman_agent.pal.probe_steps import TORCH_STEPS

@@ -27,11 +27,6 @@ def is_no_memory(what: str) -> bool:
     return any(words in what for words in _NO_MEMORY)
 
 
-def first_line(error: Exception) -> str:
-    """What torch says went wrong, without its advice how to find out more."""
-    return str(error).partition("\n")[0]
-
-
 class Stream(Protocol):
     """Work in order."""
 

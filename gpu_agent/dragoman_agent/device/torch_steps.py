@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dragoman_agent.device.base import DeviceError, SamplingBatch, StepBatch, StepResult
-from dragoman_agent.device.torch_runtime import Event, Runtime, first_line
+from dragoman_agent.device.error_text import first_line
+from dragoman_agent.device.torch_runtime import Event, Runtime
 from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.sampler import Sampled, score
 
