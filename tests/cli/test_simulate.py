@@ -83,6 +83,9 @@ def test_cards_are_planned_without_having_them(dragoman: Dragoman) -> None:
     [
         (("--compare", "best"), "known are dragoman, random, least-loaded, oracle"),
         (("--burst", "many@3"), "COUNT@SECONDS"),
+        (("--burst", "5@1e300"), "at most 1,000,000 seconds"),
+        (("--hog", "1e12"), "with bursts and the hog"),
+        (("--output", "1000000000"), "--output"),
         (("--fault", "kill:agent-00099@3"), "agent-00000 to agent-00005"),
         (("--policy", "absent.toml"), "absent.toml cannot be read: No such file or directory"),
         (("--cell-agents", "1000"), "1 to 256"),

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _DEFAULT_AGENTS = 64
+_MOST_TOKENS = 10_000_000  # of a median: more than any model's context
+_LATEST_BURST_SECONDS = 1_000_000  # of virtual time, in which every agent sends its beats
 # What requests are drawn from, where no trace gives them.
 _DRAWN = (
     "requests", "load", "rate", "burstiness", "tenants", "tenant_skew", "hog", "prompt", "output", "prefixes", "prefix_share",
@@ -83,9 +85,9 @@ def simulate(
     ] = 0.0,
     hog: Annotated[float, typer.Option("--hog", min=0.0, help="One tenant more, with so many times the mean.")] = 0.0,
     prompt: Annotated[
-        int, typer.Option("--prompt", min=1, help="Median tokens of a prompt, its prefix left out.")
+        int, typer.Option("--prompt", min=1, max=_MOST_TOKENS, help="Median tokens of a prompt, its prefix left out.")
     ] = 400,
-    output: Annotated[int, typer.Option("--output", min=1, help="Median tokens of an output.")] = 180,
+    output: Annotated[int, typer.Option("--output", min=1, max=_MOST_TOKENS, help="Median tokens of an output.")] = 180,
     prefixes: Annotated[int, typer.Option("--prefixes", min=0, help="Beginnings that prompts share.")] = 100,
     prefix_share: Annotated[float, typer.Option("--prefix-share", help="Share of prompts that have one.")] = 0.5,
     burst: Annotated[
@@ -125,7 +127,7 @@ def simulate(
             requests, 1.0, seed,
             prompt=Lengths(prompt, 0.9, 8, max(15 * prompt, 8)),
             max_prompt_tokens=longest * 3 // 4, prefix_length=Lengths(512.0, 0.6, 64, max(longest // 2, 64)),
-            output=Lengths(output, 0.7, 2, max(11 * output, 2)),
+            output=Lengths(output, 0.7, 2, min(11 * output, max(longest, 2))),
             burstiness=burstiness, num_tenants=tenants, tenant_skew=tenant_skew, hog_factor=hog,
             num_prefixes=prefixes, prefix_share=prefix_share, bursts=tuple(_burst(text) for text in burst or ()),
         )  # fmt: skip
@@ -224,8 +226,10 @@ def _burst(text: str) -> tuple[int, float]:
         found = int(count), float(seconds)
     except ValueError:
         found = 0, 0.0
-    if found[0] < 1 or not 0 <= found[1] < float("inf"):
-        raise ValueError(f"--burst {text!r}: write COUNT@SECONDS, such as 5000@10")
+    if found[0] < 1 or not 0 <= found[1] <= _LATEST_BURST_SECONDS:
+        raise ValueError(
+            f"--burst {text!r}: write COUNT@SECONDS, such as 5000@10, with at most {_LATEST_BURST_SECONDS:,} seconds"
+        )
     return found
 
 

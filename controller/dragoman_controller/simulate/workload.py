@@ -16,6 +16,7 @@ from dragoman.prefix_hash import UNIT_TOKENS
 from dragoman_controller.requests import Priority
 
 MAX_NUM_REQUESTS = 10_000_000
+MAX_NUM_NAMES = 1_000_000  # of tenants, and of prefixes
 NO_PREFIX = -1
 _PRIORITIES = {priority.label: priority for priority in Priority}
 
@@ -127,11 +128,23 @@ class Generator:
             raise ValueError(f"max_prompt_tokens is {self.max_prompt_tokens}, must be over the longest prefix")
         if self.num_tenants < 1 or self.num_prefixes < 0 or self.hog_factor < 0 or self.tenant_skew < 0:
             raise ValueError("there is at least one tenant, and no count, factor or skew is below 0")
+        if max(self.num_tenants, self.num_prefixes) > MAX_NUM_NAMES:
+            raise ValueError(f"there are at most {MAX_NUM_NAMES} tenants and as many prefixes")
+        self._check_total()
+
+    def _check_total(self) -> None:
+        """Bursts and the hog come on top of `num_requests`."""
+        total: float = self.num_requests + sum(count for count, _ in self.bursts)
+        total += self.hog_factor * total / self.num_tenants
+        if not total <= MAX_NUM_REQUESTS:
+            raise ValueError(
+                f"with bursts and the hog there are {total:g} requests, must be at most {MAX_NUM_REQUESTS}"
+            )
 
     def mean_tokens(self) -> tuple[float, float]:
         """About the mean prompt and output of a request, in tokens."""
         shared = self.prefix_share * self.prefix_length.mean if self.num_prefixes else 0.0
-        return self.prompt.mean + shared, self.output.mean
+        return min(self.prompt.mean + shared, float(self.max_prompt_tokens)), self.output.mean
 
     def generate(self) -> Workload:
         """The requests; equal generators give equal ones. Raises ValueError."""

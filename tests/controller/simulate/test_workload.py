@@ -72,11 +72,21 @@ def test_the_units_of_a_shorter_prefix_begin_those_of_a_longer_one() -> None:
         ({"prefix_share": 1.5}, "prefix_share is 1.5"),
         ({"num_tenants": 0}, "at least one tenant"),
         ({"max_prompt_tokens": 64}, "over the longest prefix"),
+        ({"num_tenants": 10**12}, "at most 1000000 tenants"),
+        ({"num_prefixes": 10**9}, "at most 1000000 tenants and as many prefixes"),
+        ({"bursts": ((10**12, 1.0),)}, "with bursts and the hog there are 1e\\+12 requests"),
+        ({"hog_factor": 1e12}, "with bursts and the hog there are"),
+        ({"hog_factor": float("inf")}, "there are inf requests, must be at most 10000000"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(change: dict[str, float], words: str) -> None:
+def test_what_cannot_be_drawn_is_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         replace(DRAWN, **change).generate()  # type: ignore[arg-type]
+
+
+def test_the_mean_of_long_prompts_is_that_of_what_is_left_of_them() -> None:
+    long = replace(DRAWN, prompt=Lengths(1e12, 0.9, 8, 15 * 10**12))
+    assert long.mean_tokens()[0] == long.max_prompt_tokens == max(long.generate().prompt_tokens)
 
 
 def test_lengths_are_cut() -> None:
