@@ -1,4 +1,4 @@
-"""How many at once on a GPU: sequences, tokens of a step, rows of a product, captured graphs. Each with its decision. Pure."""
+"""How many at once on a GPU: sequences, rows of a product, captured graphs. Each with its decision. Pure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from dataclasses import asdict, dataclass
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import pal_off, step_cost
-from dragoman_agent.pal.candidates import FEW_ROWS, GEMM_ROWS, PROMPT_TOKENS, contexts_of, few_rows_calls
+from dragoman_agent.pal.candidates import FEW_ROWS, GEMM_ROWS, contexts_of, few_rows_calls
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import Limits, profile_inputs
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, LibraryPrefill, PrefillAttention, decode_for
-from dragoman_agent.pal.planner_memory import sequence_bytes, spare_bytes, token_bytes
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, decode_for
+from dragoman_agent.pal.planner_memory import sequence_bytes, spare_bytes
 from dragoman_agent.pal.profile import Profile
 from dragoman_kernels.triton.launches import GemmLaunch
 
 LATENCY_TARGET_SECONDS = 0.05  # between two tokens of a stream while others' prompts are computed: a usual objective
-_PATIENCE = 3.0  # times the target, for who comes while prompts alone are computed: nobody's stream waits
-_STALL_STEPS = 2.0  # where a decode step alone takes longer than that, a step with a prompt may take twice as long
+STALL_STEPS = 2.0  # where a decode step alone takes longer than that, a step with a prompt may take twice as long
 _MIN_GAIN = 0.2  # in tokens a second, for which every stream may get slower by twice the sequences
-_SHORT_CONTEXT = 256  # at which streams begin
+SHORT_CONTEXT = 256  # at which streams begin
 _SEQS = (8, 16, 32, 64, 128, 256, 512)
-_CHUNKS = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
-# Of the best prefill rate. A longer chunk leaves fewer short ones behind it, which are slower, but delays others.
-_NEAR_BEST, _NEAR_BEST_BESIDE = 0.995, 0.99
-_CHUNK_SHARE = 8  # of the memory that weights leave, at most one part for a chunk's activations
 _MAX_PADDING_COST = 0.01  # of a step, for rows that nobody asked for
 GRAPH_NODE_BYTES = 40 << 10  # what was allowed for on an H200; no driver call says what a node takes
 _SERVING_SECONDS = 3600.0  # that capturing is spread over when its time is weighed against a step's
@@ -78,20 +73,20 @@ def choose_num_seqs(times: KernelTimes, model: ModelConfig, limits: Limits, prof
     chosen = _SEQS[0]
     for count in _SEQS[1:]:
         gain = count / seconds[count] * seconds[chosen] / chosen - 1
-        if gain < _MIN_GAIN or seconds[count] > max(target, _STALL_STEPS * seconds[_SEQS[0]]):
+        if gain < _MIN_GAIN or seconds[count] > max(target, STALL_STEPS * seconds[_SEQS[0]]):
             break
         chosen = count
     with_room = _room_for_seqs(times, model, limits, profile)
     reason_of_room = ""
     if with_room < chosen:
-        chosen, reason_of_room = with_room, f"; memory has room for {with_room} of {_SHORT_CONTEXT} tokens"
+        chosen, reason_of_room = with_room, f"; memory has room for {with_room} of {SHORT_CONTEXT} tokens"
     candidates = tuple(
         Candidate(f"{count}", step, "" if count == chosen else f"{count / step:,.0f} tokens/s")
         for count, step in seconds.items()
     )
     reason = (
         f"the next doubling brings under {_MIN_GAIN:.0%} more tokens a second or passes {1e3 * target:.0f} ms a step "
-        f"at {_SHORT_CONTEXT} tokens of context{reason_of_room}"
+        f"at {SHORT_CONTEXT} tokens of context{reason_of_room}"
     )
     inputs = profile_inputs(
         profile, "memory.read_bandwidth", "compute.matmul_bfloat16", "scheduling.phase", "memory.free"
@@ -183,86 +178,6 @@ def _library_where_it_wins(chosen: Sequence[GemmDecode]) -> tuple[GemmDecode, ..
     return tuple(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens of a step: of prompts alone, and of prompts beside sequences that decode."""
-
-    alone: int
-    company: int
-
-
-def choose_chunk(
-    shape: StepShape,
-    prefill: PrefillAttention,
-    max_num_seqs: int,
-    limits: Limits,
-    profile: Profile,
-    off: str | None,
-    library: LibraryPrefill | None = None,
-) -> tuple[Chunk, list[Decision]]:
-    """Tokens of a step: the fewest that reach nearly the best prefill rate (compute-limited), and room for a prompt beside a full
-    batch; beside streams no more than the latency target leaves (S2 of the product: min of both).
-    """
-    floor = 2 * max_num_seqs
-    if off:
-        chosen = max(pal_off.MAX_BATCH_TOKENS, floor)
-        both = [Decision(subject, f"{chosen}", off, unit="tokens") for subject in ("step-tokens", "company-tokens")]
-        return Chunk(chosen, chosen), both
-    model, times = shape.model, shape.times
-
-    def step(tokens: int) -> float:
-        return step_cost.prefill_step_seconds(
-            times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
-        )
-
-    seconds = {tokens: step(tokens) for tokens in _CHUNKS}
-    rates = _steady_rates(shape, prefill)
-    best_rate = max(rates.values())
-    handover = step_cost.handover_seconds(times.rates, model, model.num_layers if library else 0)
-    by_host = next((tokens for tokens, each in seconds.items() if each >= handover), _CHUNKS[-1])
-    by_library = library.min_tokens if library else 0  # else it would never be used
-    spare = spare_bytes(profile, model, limits, times.rates) / _CHUNK_SHARE
-    by_memory = max((tokens for tokens in _CHUNKS if tokens * token_bytes(model) <= spare), default=_CHUNKS[0])
-    target = limits.latency_target_seconds or LATENCY_TARGET_SECONDS
-    target = max(target, _STALL_STEPS * shape.seconds(1, _SHORT_CONTEXT))
-    patience = _PATIENCE * target
-
-    def wanted(near: float) -> int:
-        return max(next(t for t, rate in rates.items() if rate >= near * best_rate), by_host, by_library)
-
-    def within(most: float) -> int:
-        return max((tokens for tokens, each in seconds.items() if each <= most), default=_CHUNKS[0])
-
-    chosen = max(min(wanted(_NEAR_BEST), within(patience), by_memory), floor)
-    company = max(min(chosen, wanted(_NEAR_BEST_BESIDE), within(target)), floor)
-    weights = 2 * model.num_parameters / times.rates.read_bandwidth
-    free_tokens = weights * times.rates.matmul_rate / (2 * model.num_parameters)
-    reason = (
-        f"min of {wanted(_NEAR_BEST):,} (fewest tokens within {1 - _NEAR_BEST:.1%} of the best prefill rate by the profile, that take the "
-        f"device longer than the {1e3 * handover:.1f} ms in which the host hands a step over"
-        f"{f' and reach the {by_library:,} of the library' if library else ''}), {within(patience):,} "
-        f"(most tokens within {1e3 * patience:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
-        f"memory that weights leave), at least {floor:,} for a prompt beside a full batch; "
-        f"up to {free_tokens:,.0f} tokens hide behind reading the weights"
-    )
-    beside = (
-        f"min of {chosen:,} (of a step of prompts alone), {wanted(_NEAR_BEST_BESIDE):,} (within {1 - _NEAR_BEST_BESIDE:.1%} of "
-        f"the best prefill rate) and {within(target):,} (most tokens within {1e3 * target:.0f} ms a step, which a stream may "
-        f"wait between two tokens), at least {floor:,}"
-    )
-    candidates = tuple(
-        Candidate(
-            f"{tokens}", each, "" if tokens == chosen else _chunk_reason(rates[tokens] / best_rate, each, patience)
-        )
-        for tokens, each in seconds.items()
-    )
-    inputs = profile_inputs(profile, "compute.matmul_bfloat16", "memory.read_bandwidth", "scheduling.phase")
-    return Chunk(chosen, company), [
-        Decision("step-tokens", f"{chosen}", reason, inputs, candidates, step(chosen), unit="s"),
-        Decision("company-tokens", f"{company}", beside, inputs, predicted=step(company), unit="s"),
-    ]
-
-
 def choose_graphs(
     shape: StepShape, max_num_seqs: int, kv_bytes: float, profile: Profile, off: str | None
 ) -> tuple[tuple[int, ...], Decision]:
@@ -317,32 +232,14 @@ def graph_bytes(model: ModelConfig, sizes: tuple[int, ...]) -> int:
 def _room_for_seqs(times: KernelTimes, model: ModelConfig, limits: Limits, profile: Profile) -> int:
     """The most of `_SEQS`, and below its first the most, that leave half of the KV memory at a short context each."""
     room = spare_bytes(profile, model, limits, times.rates)
-    each = sequence_bytes(model) + 2 * _SHORT_CONTEXT * model.kv_bytes_per_token
+    each = sequence_bytes(model) + 2 * SHORT_CONTEXT * model.kv_bytes_per_token
     fitting = max(int(room // each), 1)
     return max((count for count in _SEQS if count <= fitting), default=fitting)
 
 
 def _floor_seconds(times: KernelTimes, model: ModelConfig, batch: int) -> float:
-    kv = batch * _SHORT_CONTEXT * model.kv_bytes_per_token / times.rates.read_bandwidth
+    kv = batch * SHORT_CONTEXT * model.kv_bytes_per_token / times.rates.read_bandwidth
     return step_cost.padded_seconds(times, model, batch) + model.num_layers * times.rates.phase_seconds + kv
-
-
-def _steady_rates(shape: StepShape, prefill: PrefillAttention) -> dict[int, float]:
-    """Prompt tokens a second by chunk, from the profile's rates alone: what kernels take when they are timed one by one says as
-    much of the card's power limit, which the long ones run into, as of their length.
-    """
-    times = KernelTimes(shape.times.rates)
-
-    def step(tokens: int) -> float:
-        return step_cost.prefill_step_seconds(
-            times, shape.model, shape.page_size, prefill, tokens, PROMPT_TOKENS, None, shape.fixed
-        )
-
-    return {tokens: tokens / step(tokens) for tokens in _CHUNKS}
-
-
-def _chunk_reason(share: float, step: float, target: float) -> str:
-    return f"over {1e3 * target:.0f} ms a step" if step > target else f"{share:.0%} of the best rate"
 
 
 def _capture_seconds(shape: StepShape) -> float:

@@ -34,15 +34,14 @@ from dragoman_agent.pal.planner_attention import (
     shared_bytes,
 )
 from dragoman_agent.pal.planner_batch import (
-    Chunk,
     StepShape,
-    choose_chunk,
     choose_gemm_decode,
     choose_gemm_rows,
     choose_graphs,
     choose_num_seqs,
     graph_bytes,
 )
+from dragoman_agent.pal.planner_chunk import Chunk, choose_chunk
 from dragoman_agent.pal.planner_dependent import Dependent, choose_dependent_launch, has_dependent_launch
 from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixed_gemm, fixed_parts_bytes
 from dragoman_agent.pal.planner_grouping import choose_grouping

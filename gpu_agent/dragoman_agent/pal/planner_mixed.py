@@ -17,7 +17,8 @@ from dragoman_agent.pal.plan import (
     mixed_graph_sizes,
     mixed_timed,
 )
-from dragoman_agent.pal.planner_batch import GRAPH_NODE_BYTES, Chunk, StepShape
+from dragoman_agent.pal.planner_batch import GRAPH_NODE_BYTES, StepShape
+from dragoman_agent.pal.planner_chunk import Chunk
 from dragoman_agent.pal.planner_memory import token_bytes
 from dragoman_agent.pal.profile import Profile
 
