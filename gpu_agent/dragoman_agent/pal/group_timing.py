@@ -61,11 +61,13 @@ def group_times(
     timings: Timings | None, model: ModelConfig, page_size: int, attention: Sequence[DecodeAttention], max_num_seqs: int
 ) -> list[GroupTimes]:
     """By batch, where the kernel without groups and the one with groups of one were both timed."""
+    if timings is None:
+        return []
     found = []
-    for batch in group_batches(max_num_seqs) if timings else ():
+    for batch in group_batches(max_num_seqs):
         launch = decode_for(attention, batch)
         cases = {rows: _case(model, page_size, launch, batch, rows) for rows in (_UNGROUPED, *GROUP_ROWS)}
-        known = {rows: timings.get(case.key) for rows, case in cases.items()} if timings else {}
+        known = {rows: timings.get(case.key) for rows, case in cases.items()}
         seconds = {rows: value for rows, value in known.items() if value is not None}
         if {_UNGROUPED, 1} <= seconds.keys():
             ungrouped = seconds.pop(_UNGROUPED)

@@ -10,7 +10,7 @@ from dragoman_agent.pal.candidates import PROMPT_TOKENS
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import Limits, profile_inputs
-from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention
+from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention, full_tokens
 from dragoman_agent.pal.planner_batch import LATENCY_TARGET_SECONDS, SHORT_CONTEXT, STALL_STEPS, StepShape
 from dragoman_agent.pal.planner_memory import spare_bytes, token_bytes
 from dragoman_agent.pal.profile import Profile
@@ -28,6 +28,11 @@ class Chunk:
 
     alone: int
     company: int
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """See Plan.full_tokens."""
+        return full_tokens(self.alone, self.company)
 
 
 def choose_chunk(

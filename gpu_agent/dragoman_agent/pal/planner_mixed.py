@@ -13,7 +13,6 @@ from dragoman_agent.pal.plan import (
     LibraryPrefill,
     PrefillAttention,
     captured_tokens,
-    full_tokens,
     mixed_graph_sizes,
     mixed_timed,
 )
@@ -69,10 +68,7 @@ def choose_mixed_graphs(
 
     memory = [taken(apart[:nth]) for nth in range(len(apart) + 1)]
     sizes = tuple(size for nth, size in enumerate(apart, 1) if memory[nth] <= _KV_SHARE * kv_bytes)
-    full = {
-        tokens: mixed_graph_seconds(shape, prefill, tokens, library)
-        for tokens in full_tokens(chunk.alone, chunk.company)
-    }
+    full = {tokens: mixed_graph_seconds(shape, prefill, tokens, library) for tokens in chunk.full}
     fills = tuple(full) if not full.keys() <= {*sizes} else ()
     if taken(captured_tokens(sizes, fills)) > _KV_SHARE * kv_bytes or handover < _WORTH_A_CHUNK * min(full.values()):
         fills = ()
