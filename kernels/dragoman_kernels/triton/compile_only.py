@@ -50,8 +50,8 @@ def compiling(
 ) -> Iterator[None]:
     """Launches inside compile for `target` and run nothing; `note` gets each function, its binary and its options.
 
-    `is_wanted` is asked at each launch; of one that is not only the source is read: a binary's name depends on which functions
-    that its kernel shares with others were read before.
+    `is_wanted` is asked at each launch. One that is not wanted compiles nothing, but its source is read all the same: a binary's
+    name depends on which of the functions that kernels share were read before.
     """
     launch = JITFunction.run
 
