@@ -7,7 +7,6 @@ page divides 64 and is named by a chain of its own over pages, from the same roo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from dragoman.prefix_hash import UNIT_TOKENS, next_hash
@@ -81,11 +80,11 @@ class Pages:
         return self._hasher.extend(self._token_ids, index + 1)[index]
 
     def __iter__(self) -> Iterator[PageHash]:
-        return map(self.__getitem__, range(self._count))
+        return self.behind(0)
 
     def behind(self, num_pages: int) -> Iterator[PageHash]:
         """All but the first `num_pages`."""
-        return islice(self, num_pages, None)
+        return map(self.__getitem__, range(num_pages, self._count))
 
 
 def check_page_size(page_size: int) -> None:
