@@ -31,6 +31,7 @@ from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.plan import DecodeAttention, Plan
 from dragoman_agent.pal.planner import plan_for
 from dragoman_agent.pal.planner_batch import LATENCY_TARGET_SECONDS
+from dragoman_agent.pal.planner_chunk import PATIENCE
 from dragoman_agent.pal.step_cost import decode_attention_call
 from dragoman_agent.pal.switches import Switches
 from dragoman_kernels.triton.launches import DECODE_LAUNCHES, DECODE_SPLITS
@@ -39,7 +40,6 @@ BATCHES = (1, 8, 64, 256)
 CONTEXTS = (256, 1024, 4096)
 STEPS = 8
 CHUNKS = (512, 1024, 2048, 4096, 8192, 12288, 16384)
-ALONE_TARGETS = 3.0  # latency targets that a step of prompts alone may take: nobody's stream waits for it
 LONGER = 1.3  # than predicted a chunk's step may still be within them
 GRAPH_SETS: dict[str, tuple[int, ...]] = {
     "powers of two": (1, 2, 4, 8, 16, 32, 64, 128, 256),
@@ -226,7 +226,7 @@ def chunks(here: Setup, loaded: Loaded) -> dict[str, list[float]]:
     """
     plan = here.plan
     target = here.limits.latency_target_seconds or LATENCY_TARGET_SECONDS
-    sizes = chunk_sizes(plan, ALONE_TARGETS * target)
+    sizes = chunk_sizes(plan, PATIENCE * target)
     graphs = sizes if plan.captured_tokens else ()
     device = loaded.device(
         small(plan, max_batch_tokens=sizes[-1], graph_batch_sizes=(), mixed_graph_tokens=graphs, chunk_graph=False)
@@ -241,7 +241,7 @@ def chunks(here: Setup, loaded: Loaded) -> dict[str, list[float]]:
         device.close()
     shown = {chunk: round(statistics.median(rate)) for chunk, rate in rates.items()}
     print(f"    chunks {shown} planned {plan.max_batch_tokens}, beside streams {plan.max_company_tokens}", flush=True)
-    shares = {"chunk-size": chunk_shares(rates, plan.max_batch_tokens, ALONE_TARGETS * target)}
+    shares = {"chunk-size": chunk_shares(rates, plan.max_batch_tokens, PATIENCE * target)}
     if plan.max_company_tokens != plan.max_batch_tokens:
         shares["chunk-size-beside-streams"] = chunk_shares(rates, plan.max_company_tokens, target)
     return shares

@@ -15,7 +15,7 @@ from dragoman_agent.pal.planner_batch import LATENCY_TARGET_SECONDS, SHORT_CONTE
 from dragoman_agent.pal.planner_memory import spare_bytes, token_bytes
 from dragoman_agent.pal.profile import Profile
 
-_PATIENCE = 3.0  # times the target, for who comes while prompts alone are computed: nobody's stream waits
+PATIENCE = 3.0  # times the target, for who comes while prompts alone are computed: nobody's stream waits
 _CHUNKS = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 # Of the best prefill rate. A longer chunk leaves fewer short ones behind it, which are slower, but delays others.
 _NEAR_BEST, _NEAR_BEST_BESIDE = 0.995, 0.99
@@ -64,7 +64,7 @@ def choose_chunk(
     by_memory = max((tokens for tokens in _CHUNKS if tokens * token_bytes(model) <= spare), default=_CHUNKS[0])
     target = limits.latency_target_seconds or LATENCY_TARGET_SECONDS
     target = max(target, STALL_STEPS * shape.seconds(1, SHORT_CONTEXT))
-    patience = _PATIENCE * target
+    patience = PATIENCE * target
 
     def wanted(near: float) -> int:
         return max(next(t for t, rate in rates.items() if rate >= near * best_rate), by_host, by_library)
