@@ -51,6 +51,16 @@ def test_a_process_whose_disk_stays_full_ends_well() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("stdout", ["open", "closed", "full"])
+def test_leaving_writes_what_is_left_and_ends_with_the_code_whatever_stdout_is(stdout: str, tmp_path: Path) -> None:
+    redirect = {"open": f"> {tmp_path / 'out'}", "closed": ">&-", "full": "> /dev/full"}[stdout]
+    program = "from dragoman_cli.process import leave; print('the last line', end=''); leave(3)"
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert stdout != "open" or (tmp_path / "out").read_text() == "the last line"
+
+
 @pytest.fixture
 def lost() -> Iterator[None]:
     before = LogHandler.num_lost

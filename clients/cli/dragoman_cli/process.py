@@ -81,8 +81,9 @@ def leave(code: int) -> NoReturn:
     for threads of gRPC that need not answer any more.
     """
     logging.shutdown()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
+    if sys.stdout is not None:  # which it is where whoever started the process closed it
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
     os._exit(code)
 
 
