@@ -56,7 +56,8 @@ def test_leaving_writes_what_is_left_and_ends_with_the_code_whatever_stdout_is(s
     redirect = {"open": f"> {tmp_path / 'out'}", "closed": ">&-", "full": "> /dev/full"}[stdout]
     program = "from dragoman_cli.process import leave; print('the last line', end=''); leave(3)"
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    environ = {**os.environ, "PYTHONUNBUFFERED": ""}  # so that something is left
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (3, "")
     assert stdout != "open" or (tmp_path / "out").read_text() == "the last line"
 
