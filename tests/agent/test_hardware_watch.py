@@ -139,14 +139,14 @@ def test_throttle_slows_the_model_shrinks_the_step_and_is_undone(lab: Lab) -> No
     assert plan.max_batch_tokens < lab.start.max_batch_tokens
     rate = lab.start.step_model.prefill_tokens_per_second
     assert plan.step_model.prefill_tokens_per_second == pytest.approx(rate / 4)
-    assert lab.host.tuned[-1].max_step_tokens == plan.max_batch_tokens
+    assert lab.host.tuned[-1].max_step_tokens == lab.host.tuned[-1].max_lone_tokens == plan.max_batch_tokens
     assert lab.view.plan().digest == plan.digest() and "x 0.25" in str(lab.view.profile())
     (decision,) = lab.decisions("replan")
     assert decision.predicted and decision.inputs[0].name == "clock" and "495 MHz" in decision.reason
     assert lab.metric('dragoman_live_events_total{quantity="clock"}') == 1
     lab.second(3, sm_mhz=1980, reasons=0)
     assert lab.watch.plan == lab.start and lab.host.plans[-1] == lab.start
-    assert lab.host.tuned[-1].max_step_tokens == lab.start.max_batch_tokens
+    assert lab.host.tuned[-1].max_step_tokens == lab.host.tuned[-1].max_lone_tokens == lab.start.max_batch_tokens
     assert len(lab.events) == len(lab.decisions("replan")) == 2 and "25% to 100%" in lab.events[1]
     assert lab.watch.profile is PROFILE
 
