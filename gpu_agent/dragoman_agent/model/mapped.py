@@ -14,6 +14,8 @@ def map_file(path: Path, kind: str, smallest_bytes: int, magic: bytes = b"") -> 
     `magic` is what every such file begins with: a short file of another kind is not told to be a cut one.
     """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe would wait for ever
+            raise ModelFileError(path, "is not a regular file", f"put the {kind} file itself there")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)

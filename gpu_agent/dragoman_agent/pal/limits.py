@@ -11,6 +11,8 @@ from dragoman_agent.pal.decisions import Decision, Input
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.words import value_text
 
+_LEAST = 1e-30  # a value below it is none of a device, and quotients by it are not finite
+
 
 class PlanError(Exception):
     """No plan is possible. The message gives the numbers and the changes that would make one possible.
@@ -66,12 +68,23 @@ def need(profile: Profile, name: str) -> float:
             f"the profile {profile.name} says {name} = {profile.values[name].value!r}, a number was expected; "
             "probe the device again with `dragoman probe`"
         ) from None
-    if not math.isfinite(value) or value <= 0:
+    if not math.isfinite(value) or value < _LEAST:
         raise PlanError(
             f"the profile {profile.name} says {name} = {value}, which nothing can be planned from: it must be finite and "
             "over 0; probe the device again with `dragoman probe`"
         )
     return value
+
+
+def need_count(profile: Profile, name: str) -> int:
+    """A count of `profile`, at least 1. Raises PlanError naming the value that is missing or cannot be used."""
+    value = need(profile, name)
+    if value < 1:
+        raise PlanError(
+            f"the profile {profile.name} says {name} = {value}, which nothing can be planned from: it must be 1 or more; "
+            "probe the device again with `dragoman probe`"
+        )
+    return int(value)
 
 
 def optional(profile: Profile, name: str) -> float | None:

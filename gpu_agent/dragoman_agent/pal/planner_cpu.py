@@ -6,7 +6,7 @@ from dragoman.step_model import StepModel
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.changes import MemoryNeed, Options, Part, cheapest_changes, shortage_text
 from dragoman_agent.pal.decisions import Candidate, Decision
-from dragoman_agent.pal.limits import Limits, PlanError, Road, choose_context, need, profile_inputs
+from dragoman_agent.pal.limits import Limits, PlanError, Road, choose_context, need, need_count, profile_inputs
 from dragoman_agent.pal.needs import cpu_formats, known_models
 from dragoman_agent.pal.plan import MemoryLine, Plan
 from dragoman_agent.pal.planner_tiers import plan_tiers
@@ -130,7 +130,7 @@ def matrix_rate(profile: Profile, road: Road) -> float:
 
 def _num_threads(profile: Profile, limits: Limits) -> tuple[int, Decision]:
     """One a usable core; fewer where the int8 product was measured by number of threads and fewer were quicker."""
-    cores = int(need(profile, "compute.cores"))
+    cores = need_count(profile, "compute.cores")
     inputs = profile_inputs(profile, "compute.cores", _BY_THREADS)
     if limits.num_threads:
         return limits.num_threads, Decision("threads", f"{limits.num_threads}", "asked for", inputs=inputs)

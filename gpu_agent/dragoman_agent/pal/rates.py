@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dragoman_agent.pal.limits import PlanError, need, optional
+from dragoman_agent.pal.limits import PlanError, need, need_count, optional
 from dragoman_agent.pal.profile import Profile
 
 # Rules for values that a profile may lack. Each is a ratio between two published measurements of one card.
@@ -69,14 +69,14 @@ class Rates:
 
 def rates_of(profile: Profile) -> Rates:
     """The figures of `profile`. Raises PlanError naming a value that is missing or cannot be used."""
-    num_multiprocessors = int(need(profile, "compute.multiprocessors"))
-    part = optional(profile, "partition.multiprocessors")  # what a green context, a slice or a process limit leaves
-    if part:
-        num_multiprocessors = min(num_multiprocessors, int(part))
+    num_multiprocessors = need_count(profile, "compute.multiprocessors")
+    part = "partition.multiprocessors"  # what a green context, a slice or a process limit leaves
+    if part in profile.values:
+        num_multiprocessors = min(num_multiprocessors, need_count(profile, part))
     clock = optional(profile, "compute.max_clock") or _CLOCK_HERTZ
     read = need(profile, "memory.read_bandwidth")
     node = need(profile, "scheduling.graph_node")
-    shared = int(need(profile, "memory.shared_per_block"))
+    shared = need_count(profile, "memory.shared_per_block")
     host_launch = optional(profile, "scheduling.host_launch") or _HOST_LAUNCH_SECONDS
     return Rates(
         capability=_capability(profile),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import resource
 import shutil
@@ -68,6 +69,13 @@ def test_a_missing_shard(copy: Path) -> None:
     message = refusal(copy)
     assert f"{second}: is missing, 1 of {len(shards(copy)) + 1} files are" in message
     assert f"puts {len(names)} tensors there, the first is '{sorted(names)[0]}'; download incomplete?" in message
+
+
+def test_a_pipe_in_place_of_a_shard(copy: Path) -> None:
+    second = shards(copy)[1]
+    second.unlink()
+    os.mkfifo(second)
+    assert f"{second}: is not a regular file; put the safetensors file itself there" in refusal(copy)
 
 
 def test_a_listed_tensor_that_is_in_no_shard(copy: Path) -> None:

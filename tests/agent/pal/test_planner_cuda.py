@@ -242,13 +242,19 @@ def test_an_asked_for_context_that_does_not_fit_is_refused_and_not_cut(card: Car
         plan_of(tight, shapes("qwen3-8b"), max_context_tokens=40960)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 0.0, "text", True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 0.0, 1e-300, "text", True])
 @pytest.mark.parametrize(
     "name", ["memory.free", "memory.read_bandwidth", "compute.matmul_bfloat16", "scheduling.phase"]
 )
 def test_a_value_that_cannot_be_used_is_named(name: str, bad: float | str, card: Card, shapes: Shapes) -> None:
     with pytest.raises(PlanError, match=name.replace(".", r"\.")):
         plan_of(card({name: bad}), shapes("qwen3-0.6b"))
+
+
+@pytest.mark.parametrize("name", ["compute.multiprocessors", "partition.multiprocessors", "memory.shared_per_block"])
+def test_a_count_below_one_is_named(name: str, card: Card, shapes: Shapes) -> None:
+    with pytest.raises(PlanError, match=f"{name} = 0.5, .* must be 1 or more"):
+        plan_of(card({name: 0.5}), shapes("qwen3-0.6b"))
 
 
 REQUIRED = (
