@@ -8,11 +8,12 @@ from typing import Any
 
 from benchmarks import record
 
+from dragoman_agent.pal.analysis import UPPER_BOUND
+
 PROBE_COMMAND = "python tests/gpu/check_probe.py"
 CHECKS_COMMAND = "python -m benchmarks.gpu_checks"
 PEER = "independent measurement of such a card"
 MAX_QUICK_SECONDS, MAX_FULL_SECONDS = 3.0, 60.0  # the bars
-_BOUND = "an upper bound"  # how the note of a value begins that nothing resolved
 _RUNS = {"quick-cold": ("quick_cold_", MAX_QUICK_SECONDS), "quick-warm": ("quick_warm_", MAX_QUICK_SECONDS), "full": ("full_", MAX_FULL_SECONDS)}  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def _value_records(body: Mapping[str, Any]) -> list[record.Record]:
     for name, first in runs[0].items() if len(runs) >= record.MIN_NUM_SAMPLES else ():
         held = [run[name] for run in runs if name in run]
         is_number = all(isinstance(one["value"], int | float) and not isinstance(one["value"], bool) for one in held)
-        bounds = [one for one in held if one["note"].startswith(_BOUND)]
+        bounds = [one for one in held if one["note"].startswith(UPPER_BOUND)]
         if not is_number or not (bounds or all(one["provenance"] == "measured" for one in held)):
             continue
         samples = [one["value"] for one in held]
