@@ -92,6 +92,12 @@ def choose_decode(maker: Maker, page_size: int, off: str | None) -> tuple[Decode
     """A launch for each batch bucket."""
     if off:
         fixed = _merge(pal_off.decode_attention(maker.model.num_kv_heads, maker.times.rates.num_multiprocessors))
+        context = contexts_of(maker.model)[0]
+        calls = (
+            step_cost.decode_attention_call(maker.model, page_size, each, each.max_batch, context) for each in fixed
+        )
+        if any(maker.times.seconds(call) == float("inf") for call in calls):
+            raise PlanError(no_launch(maker, "decode"))
         subjects = (("decode-attention", _words(fixed)), ("burst", "no"))
         return DecodeChoice(fixed, burst=False), [Decision(subject, chosen, off) for subject, chosen in subjects]
     batches = [batch for batch in DECODE_BATCHES if batch < 2 * maker.max_num_seqs]

@@ -26,6 +26,9 @@ def choose_prefill(maker: Maker, page_size: int, off: str | None) -> tuple[Prefi
     """
     if off:
         fixed = pal_off.PREFILL_ATTENTION
+        call = _prefill_call(maker, page_size, fixed, prefill_points(maker.model.max_context_tokens)[0])
+        if maker.times.seconds(call) == float("inf"):
+            raise PlanError(no_launch(maker, "prefill"))
         return fixed, Decision("prefill-attention", _prefill_word(fixed), off)
     options = prefill_shortlist(maker.times, maker.model, page_size)
     if not options:

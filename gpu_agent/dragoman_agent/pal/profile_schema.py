@@ -11,6 +11,7 @@ from typing import Any
 UNITS = ("", "bytes", "bytes/s", "flop/s", "operations/s", "s", "Hz", "W", "celsius", "bits")
 PROVENANCES = ("measured", "reported", "spec", "derived")
 MAX_NUMBER = 1e30
+MAX_BYTES = 2**63 - 1  # messages carry sizes as int64
 MAX_LIST = 4096
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
@@ -131,7 +132,7 @@ def _check_number(name: str, number: Any, unit: str) -> None:
     if _kind_of(number) != "number":
         raise ValueError(f"{name} holds a {_kind_of(number)}; numbers were expected")
     # A comparison and not float(): an integer of a thousand digits has no float.
-    if not -MAX_NUMBER <= number <= MAX_NUMBER:
+    if not -MAX_NUMBER <= number <= (MAX_BYTES if unit == "bytes" else MAX_NUMBER):
         shown = number if isinstance(number, float) and not math.isfinite(number) else "beyond any device"
         raise ValueError(f"{name} is {shown}; a finite number was expected")
     if number < 0 and unit != "celsius" and name not in _MAY_BE_NEGATIVE:

@@ -257,6 +257,23 @@ def test_a_count_below_one_is_named(name: str, card: Card, shapes: Shapes) -> No
         plan_of(card({name: 0.5}), shapes("qwen3-0.6b"))
 
 
+@pytest.mark.parametrize("switches", [Switches(), Switches(pal=False), Switches(launch_tuning=False)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory.shared_per_multiprocessor", 23_000),
+        ("compute.registers_per_multiprocessor", 6_000),
+        ("compute.max_threads_per_multiprocessor", 64),
+        ("compute.max_blocks_per_multiprocessor", 0.5),
+    ],
+)
+def test_a_card_on_which_no_launch_of_attention_fits_is_refused_with_fixed_launches_too(
+    name: str, value: float, switches: Switches, card: Card, shapes: Shapes
+) -> None:
+    with pytest.raises(PlanError, match=r"no launch of (decode|prefill) attention for head size 128 fits the profile"):
+        plan_for(card({name: value}), shapes("qwen3-8b"), Limits(), switches)
+
+
 REQUIRED = (
     "compute.capability", "compute.multiprocessors", "compute.matmul_bfloat16", "memory.free", "memory.read_bandwidth",
     "memory.shared_per_block", "scheduling.graph_node",

@@ -81,6 +81,12 @@ def value(**changes: Any) -> Any:
         (value(value=float("nan")), "memory.read_bandwidth is nan; a finite number"),
         (value(value=float("inf")), "memory.read_bandwidth is inf"),
         (value(value=10**400), "memory.read_bandwidth is beyond any device"),
+        (
+            lambda body: body["values"].update(
+                {"memory.free": {"value": 2**63, "unit": "bytes", "provenance": "spec"}}
+            ),
+            "memory.free is beyond any device",
+        ),
         (value(value=-1.0), "memory.read_bandwidth is -1.0, which is negative"),
         (value(value=None), "memory.read_bandwidth is a null; a number was expected"),
         (value(value="fast"), "memory.read_bandwidth is a text"),
@@ -189,6 +195,7 @@ def test_a_profile_with_any_one_part_replaced_is_read_or_refused(data: st.DataOb
 
 SPREADS = st.none() | st.integers(0, 20_000).map(lambda number: number / 10_000)  # as files keep them
 NUMBERS = st.floats(0, 1e20) | st.integers(0, 1 << 60)
+SIZES = st.floats(0, 1e18) | st.integers(0, 1 << 60)
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 
 
@@ -200,7 +207,7 @@ def values(draw: st.DrawFn) -> tuple[str, Value]:
         numbers = tuple(draw(st.lists(st.floats(0, 1e20), max_size=5)))
         labels = tuple(draw(TEXTS) for _ in numbers)
         return name, Value(numbers, unit, provenance, draw(SPREADS), draw(TEXTS), labels)
-    return name, Value(draw(NUMBERS), unit, provenance, draw(SPREADS), draw(TEXTS))
+    return name, Value(draw(SIZES if unit == "bytes" else NUMBERS), unit, provenance, draw(SPREADS), draw(TEXTS))
 
 
 @given(TEXTS, st.builds(DeviceFacts, st.sampled_from(["cuda", "cpu"]), st.integers(0, 7), TEXTS, TEXTS, st.integers(0, 1 << 50), TEXTS), st.lists(values(), max_size=8))  # fmt: skip
