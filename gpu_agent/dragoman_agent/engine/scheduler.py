@@ -22,6 +22,7 @@ from dragoman_agent.pal.plan import Plan
 
 PARK_SECONDS = 10.0  # without credit: blocks go back to the cache
 CREDIT_TIMEOUT_SECONDS = 60.0  # without credit: the request fails
+PROMPTS_SHARE = 4  # of a step one in so many tokens is for prompts, where sequences that decode would take all
 RELEASED_AT_ONCE = 16  # blocks: about 50 us of host work behind a step
 
 
@@ -182,12 +183,16 @@ class Scheduler:
         # Streams wait for the step that their tokens are in; prompts alone keep nobody's stream waiting.
         most = self.max_step_tokens if decodes else self._max_lone_tokens
         budget = min(most, self.memory_limit.max_step_tokens)
-        if len(decodes) > budget:
+        most_decodes = budget
+        if prefilling or (self.waiting and self._has_row):
+            # Else streams that fill a step would keep prompts out of it until some of them end.
+            most_decodes = max(budget - max(budget // PROMPTS_SHARE, 1), 1)
+        if len(decodes) > most_decodes:
             # More sequences than tokens in a step: take turns.
             self._running.changed()
             start = self._first_decode % len(decodes)
-            self._first_decode = start + budget
-            decodes = (decodes[start:] + decodes[:start])[:budget]
+            self._first_decode = start + most_decodes
+            decodes = (decodes[start:] + decodes[:start])[:most_decodes]
             chosen = set(decodes)
             growing = [s for s in growing if s in chosen]
         for sequence in growing:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
 from dragoman.v1 import error_pb2, generation_service_pb2
-from dragoman_agent.engine.messages import Delta, Embedded, Opened
+from dragoman_agent.engine.messages import Delta, Failed, Finished
 from dragoman_agent.rpc.acceptance import Acceptance, Attempt
 from dragoman_agent.rpc.convert import fill_delta, fill_response
 from dragoman_agent.rpc.engine_client import EngineClient, Event
@@ -35,6 +35,7 @@ class AttachConnection:
         self._frame = _Response(epoch=epoch)
         self._wakeup: asyncio.Future[None] | None = None
         self._flush = self._wake  # one bound method for all events, as it is a key
+        self._is_noted = False  # for the end of the batch of frames under way
         self._input_ended = False
         self._closed = False
         self._violation: DragomanError | None = None
@@ -151,14 +152,18 @@ class AttachConnection:
     def _take(self, stream_id: int, event: Event) -> None:
         if self._closed:
             return
-        entry = self._frame.events.add()
-        entry.stream_id = stream_id
-        if isinstance(event, Delta):
+        if type(event) is Delta:  # by far the most
+            entry = self._frame.events.add()
+            entry.stream_id = stream_id
             fill_delta(entry.response.delta, event, self._token_bytes)
-        elif not isinstance(event, Embedded | Opened):
+        elif isinstance(event, Finished | Failed):
+            entry = self._frame.events.add()
+            entry.stream_id = stream_id
             fill_response(entry.response, event, self._token_bytes)
             self._streams.pop(stream_id, None)
-        self._engine.flush_after_batch(self._flush)
+        if not self._is_noted:
+            self._is_noted = True
+            self._engine.flush_after_batch(self._flush)
 
     def _open(self, stream_id: int, opening: Opening, event: Event) -> bool:
         """Say that a request is accepted, or that its first event refuses it (False)."""
@@ -175,6 +180,7 @@ class AttachConnection:
         return True
 
     def _wake(self) -> None:
+        self._is_noted = False
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
@@ -190,9 +196,8 @@ class _StreamSink:
         self.opening: Opening | None = None  # set until the engine has accepted a request that opens late
 
     def deliver(self, event: Event) -> None:
-        opening, self.opening = self.opening, None
-        if opening is not None and not self._connection._open(self._stream_id, opening, event):
-            return
-        if isinstance(event, Opened):
-            return
+        if self.opening is not None:
+            opening, self.opening = self.opening, None
+            if not self._connection._open(self._stream_id, opening, event):
+                return
         self._connection._take(self._stream_id, event)

@@ -75,6 +75,23 @@ def test_more_decodes_than_budget_take_turns() -> None:
     assert max(progress) - min(progress) <= 1 and sum(progress) == 2 * 8 + 3 * 80
 
 
+@pytest.mark.parametrize("budget", [2, 5, 8])
+def test_streams_that_would_fill_a_step_leave_room_for_prompts(budget: int) -> None:
+    """And take turns in the rest of it; a step without prompts is all theirs."""
+    scheduler = make(num_blocks=64, max_batch_tokens=8, max_num_seqs=10)
+    streams = [add(scheduler, f"{i}", 1, max_tokens=900) for i in range(8)]
+    compute(scheduler, scheduler.schedule(0.0))
+    scheduler.tune(Tune(budget, 10, 63))
+    late = add(scheduler, "late", 40)
+    for _ in range(40):
+        plan = scheduler.schedule(0.0)
+        assert plan.num_tokens <= budget
+        compute(scheduler, plan)
+    assert len(late.sequences[0].token_ids) > 40, "its prompt is computed, and it writes"
+    progress = [len(r.sequences[0].token_ids) for r in streams]
+    assert max(progress) - min(progress) <= 1
+
+
 def test_the_lowest_class_and_the_youngest_is_preempted() -> None:
     scheduler = make(num_blocks=7, max_batch_tokens=512)
     requests = {
