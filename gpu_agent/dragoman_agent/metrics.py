@@ -57,10 +57,13 @@ class AgentMetrics:
         """`waiting_by_class`: requests without a first token now, interactive, standard and batch."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._last_preemptions = 0
         registry = self.registry
         self.requests = Counter("dragoman_requests", "Requests that ended, by outcome.", ["outcome"], registry=registry)
-        self._running = Gauge("dragoman_requests_running", "Sequences in the running batch.", registry=registry)
+        self._load = Load(
+            0, 0, 0, 0, 0, 0, 0, 0, 0
+        )  # as last told: read when somebody asks, not written with each step
+        running = Gauge("dragoman_requests_running", "Sequences in the running batch.", registry=registry)
+        running.set_function(lambda: self._load.running)
         waiting = Gauge("dragoman_requests_waiting", "Requests that wait, by class.", ["class"], registry=registry)
         for index, name in enumerate(CLASSES):
             waiting.labels(name).set_function(lambda index=index: waiting_by_class()[index])  # type: ignore[misc]
@@ -73,15 +76,17 @@ class AgentMetrics:
         )
         self._output_tokens = Counter("dragoman_output_tokens", "Tokens generated.", registry=registry)
         kv_blocks = Gauge("dragoman_kv_blocks", "KV blocks by state.", ["state"], registry=registry)
-        self._kv_free, self._kv_cached, self._kv_total = (kv_blocks.labels(s) for s in ("free", "cached", "total"))
-        self._kv_fragmentation = Gauge(
+        kv_blocks.labels("free").set_function(lambda: self._load.free_blocks)
+        kv_blocks.labels("cached").set_function(lambda: self._load.cached_blocks)
+        kv_blocks.labels("total").set_function(lambda: self._load.total_blocks)
+        fragmentation = Gauge(
             "dragoman_kv_fragmentation_ratio",
             "Share of the KV blocks that are neither free nor cached nor owned by a live request; 0 when nothing moves.",
             registry=registry,
         )
-        self._kv_waste = Gauge(
-            "dragoman_kv_page_waste_tokens", "Room in the last pages of live sequences.", registry=registry
-        )
+        fragmentation.set_function(lambda: self._load.lost_blocks / max(self._load.total_blocks, 1))
+        waste = Gauge("dragoman_kv_page_waste_tokens", "Room in the last pages of live sequences.", registry=registry)
+        waste.set_function(lambda: self._load.waste_tokens)
         self._kv_releases = Counter(
             "dragoman_kv_releases",
             "Times a request's KV blocks were released, by reason.",
@@ -126,26 +131,17 @@ class AgentMetrics:
 
     def take_step(self, step: Step, output_tokens: int) -> None:
         """A step frame or an idle tick, and the tokens that came with it."""
+        before, self._load = self._load, step.load
         load = step.load
-        self._running.set(load.running)
-        self._set_blocks(load)
-        if load.preemptions > self._last_preemptions:
-            preempted = load.preemptions - self._last_preemptions
+        if load.preemptions > before.preemptions:
+            preempted = load.preemptions - before.preemptions
             self._preemptions.inc(preempted)
             self._kv_releases.labels("preempted").inc(preempted)
-        self._last_preemptions = load.preemptions
         if load.decode_tokens or load.prefill_tokens:
             self._step.observe(step.step_seconds)
             self._host_step.observe(step.host_seconds)
         if output_tokens:
             self._output_tokens.inc(output_tokens)
-
-    def _set_blocks(self, load: Load) -> None:
-        self._kv_free.set(load.free_blocks)
-        self._kv_cached.set(load.cached_blocks)
-        self._kv_total.set(load.total_blocks)
-        self._kv_fragmentation.set(load.lost_blocks / max(load.total_blocks, 1))
-        self._kv_waste.set(load.waste_tokens)
 
     def take_decision(self, decision: Decision) -> None:
         """A decision with a prediction, or completed by what was measured."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from dragoman.errors import DragomanError
 from dragoman.serving import Context
@@ -132,7 +133,7 @@ class AttachConnection:
             self._add_start(stream_id, started)
             self._wake()
         else:
-            sink.opening = opening
+            sink.open_late(opening)
 
     def _add_start(self, stream_id: int, started: generation_service_pb2.GenerationStarted) -> None:
         self._frame.events.add(stream_id=stream_id).response.started.CopyFrom(started)
@@ -188,16 +189,18 @@ class AttachConnection:
 class _StreamSink:
     """Names the generation of an event."""
 
-    __slots__ = ("_connection", "_stream_id", "opening")
+    __slots__ = ("_connection", "_stream_id", "deliver")
 
     def __init__(self, connection: AttachConnection, stream_id: int) -> None:
         self._connection = connection
         self._stream_id = stream_id
-        self.opening: Opening | None = None  # set until the engine has accepted a request that opens late
+        self.deliver: Callable[[Event], None] = partial(connection._take, stream_id)
 
-    def deliver(self, event: Event) -> None:
-        if self.opening is not None:
-            opening, self.opening = self.opening, None
-            if not self._connection._open(self._stream_id, opening, event):
-                return
-        self._connection._take(self._stream_id, event)
+    def open_late(self, opening: Opening) -> None:
+        """The engine's first event says whether the request is accepted."""
+        self.deliver = partial(self._take_first, opening)
+
+    def _take_first(self, opening: Opening, event: Event) -> None:
+        self.deliver = partial(self._connection._take, self._stream_id)
+        if self._connection._open(self._stream_id, opening, event):
+            self.deliver(event)

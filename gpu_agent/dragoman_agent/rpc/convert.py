@@ -18,7 +18,11 @@ _FINISH = {
 
 def fill_delta(message: generation_service_pb2.GenerationDelta, delta: Delta, token_bytes: TokenBytes) -> None:
     """Write one delta into a message, which a frame already holds: no copy of it is made."""
-    message.token_ids.extend(delta.token_ids)
+    ids = delta.token_ids
+    if len(ids) == 1:  # nearly always, and a third quicker so
+        message.token_ids.append(ids[0])
+    else:
+        message.token_ids.extend(ids)
     message.cursor = delta.cursor
     if delta.text:
         message.text = delta.text
