@@ -15,7 +15,10 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -37,6 +40,7 @@ class Sample:
     rpc: float
     engine: float
     tokens_per_frame: float
+    step_seconds: float  # mean, from when all streams write to their end
 
 
 async def one_round(address: str, rpc: psutil.Process, num_streams: int, num_tokens: int) -> Sample:
@@ -49,11 +53,16 @@ async def one_round(address: str, rpc: psutil.Process, num_streams: int, num_tok
             request = GenerateRequest(request_id=str(uuid.uuid4()), text=f"prompt {stream}", stop=stop)
             await call.write(AttachRequest(start=AttachStart(stream_id=stream, request=request)))
         before = (_cpu(rpc), _cpu(engine))
-        tokens = frames = ended = 0
+        tokens = frames = ended = full = 0
+        begun = last = 0.0
         granted = dict.fromkeys(range(num_streams), 256)
         while ended < num_streams:
             frame = await call.read()
             frames += 1
+            if len(frame.events) == num_streams and not ended:
+                last = time.perf_counter()
+                begun = begun or last
+                full += sum(len(event.response.delta.token_ids) for event in frame.events) / num_streams
             for event in frame.events:
                 delta = event.response.delta
                 tokens += len(delta.token_ids)
@@ -65,7 +74,8 @@ async def one_round(address: str, rpc: psutil.Process, num_streams: int, num_tok
         after = (_cpu(rpc), _cpu(engine))
         await call.done_writing()
     assert tokens == num_streams * num_tokens, tokens
-    return Sample((after[0] - before[0]) / tokens * 1e6, (after[1] - before[1]) / tokens * 1e6, tokens / frames)
+    rpc_cpu, engine_cpu = ((now - then) / tokens * 1e6 for then, now in zip(before, after, strict=True))
+    return Sample(rpc_cpu, engine_cpu, tokens / frames, (last - begun) / max(full - 1, 1))
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -73,8 +83,9 @@ def _cpu(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def measure(num_streams: int, num_tokens: int, num_rounds: int) -> list[Sample]:
-    """Samples of `num_rounds` rounds after one to warm up."""
+@contextmanager
+def agent_on_null() -> Iterator[tuple[str, psutil.Process]]:
+    """The address of an agent on the null device at a model's speed, and its rpc process."""
     command = [sys.executable, "-P", "-m", "dragoman_agent.main", "--device", "null", "--open", "--null-speed", "1"]
     process = subprocess.Popen(
         [*command, "--port", "0", "--metrics-port", "0", "--announce", "--log-level", "error"],
@@ -89,15 +100,20 @@ def measure(num_streams: int, num_tokens: int, num_rounds: int) -> list[Sample]:
             address = event.get("grpc", address)
             if event["event"] == "ready":
                 break
-        rpc = psutil.Process(process.pid)
+        yield address, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def measure(num_streams: int, num_tokens: int, num_rounds: int) -> list[Sample]:
+    """Samples of `num_rounds` rounds after one to warm up."""
+    with agent_on_null() as (address, rpc):
 
         async def rounds() -> list[Sample]:
             return [await one_round(address, rpc, num_streams, num_tokens) for _ in range(num_rounds + 1)]
 
         return asyncio.run(rounds())[1:]
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def main() -> None:

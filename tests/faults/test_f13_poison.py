@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import httpx
 import psutil
-import pytest
+from tests.faults.conftest import Figures
 from tests.gateway.stack import Stack, running_stack
 
 from dragoman import AsyncClient
 
 POISON = "the prompt that kills"
-
-
-@pytest.fixture
-def stack() -> Iterator[Stack]:
-    with running_stack([("--null-speed", "3")] * 3) as made:
-        yield made
 
 
 async def kill_engines_that_run(client: AsyncClient, stack: Stack) -> list[str]:
@@ -46,7 +39,13 @@ async def the_last(client: AsyncClient) -> str:
     raise AssertionError(f"{len(agents)} agents are left")
 
 
-async def test_f13_by_the_gateway(stack: Stack) -> None:
+async def test_f13_by_the_gateway(figures: Figures, num_runs: int) -> None:
+    for _ in range(num_runs):
+        with running_stack([("--null-speed", "3")] * 3) as stack:
+            await poison_once(stack, figures)
+
+
+async def poison_once(stack: Stack, figures: Figures) -> None:
     async with AsyncClient(stack.controller_address) as client, httpx.AsyncClient(base_url=stack.url) as http:
         killing = asyncio.create_task(kill_engines_that_run(client, stack))
         body = {"prompt": POISON, "max_tokens": 20_000, "ignore_eos": True}
@@ -54,5 +53,6 @@ async def test_f13_by_the_gateway(stack: Stack) -> None:
         killing.cancel()
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "prompt_quarantined")
         await the_last(client)
+        figures.add("F13", "gateway", agents_lost=len(stack.agents) - 1, agents_left=1)
         reply = await http.post("/v1/completions", json={"prompt": "another", "max_tokens": 5}, timeout=20)
         assert reply.status_code == 200

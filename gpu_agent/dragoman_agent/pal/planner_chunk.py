@@ -79,7 +79,7 @@ def choose_chunk(
         f"min of {wanted(_NEAR_BEST):,} (fewest tokens within {1 - _NEAR_BEST:.1%} of the best prefill rate by the profile, that take the "
         f"device longer than the {1e3 * handover:.1f} ms in which the host hands a step over"
         f"{f' and reach the {by_library:,} of the library' if library else ''}), {within(patience):,} "
-        f"(most tokens within {1e3 * patience:.0f} ms a step) and {by_memory:,} (whose activations take an eighth of the "
+        f"(most tokens within {1e3 * patience:.0f} ms a step, of which who comes waits for two at most) and {by_memory:,} (whose activations take an eighth of the "
         f"memory that weights leave), at least {floor:,} for a prompt beside a full batch; "
         f"up to {free_tokens:,.0f} tokens hide behind reading the weights"
     )
