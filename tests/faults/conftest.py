@@ -30,6 +30,7 @@ UNITS = {
     "detect_seconds": "s",
     "exit_seconds": "s",
     "freed_seconds": "s",
+    "served_seconds": "s",
     "rss_slope": "bytes/min",
     "ttft_p99": "s",
 }

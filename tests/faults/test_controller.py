@@ -1,6 +1,7 @@
 """F4: the controller is killed under many streams and comes back; then everybody asks at once.
 
-The design names 5,000 streams; two cores read NUM_STREAMS of them through the gateway and the client without falling behind.
+Two cores read NUM_STREAMS of them through the gateway and the client without falling behind; the 5,000 that the design names are
+opened by the client alone, and short.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from tests.faults.checks import check_streams, num_duplicated, num_lost, settle,
 from tests.faults.conftest import Figures
 from tests.faults.drive import readers_of, undisturbed
 
+from dragoman import AsyncClient
+
 NUM_STREAMS = 400
 NUM_TOKENS = 60
+NUM_HERD, HERD_TOKENS = 5000, 8
 SPEED = ("--null-speed", "60")
 PROMPTS = [f"stream {index}" for index in range(NUM_STREAMS)]
 TWO_HEARTBEATS_SECONDS = 2.0
@@ -60,6 +64,42 @@ async def test_f4_streams_do_not_notice_and_the_view_is_rebuilt(cell: Cell, figu
             duplicated=num_duplicated(streams, expected), resumed=0, **stalls(streams), detect_seconds=rebuilt,
         )  # fmt: skip
         assert rebuilt <= TWO_HEARTBEATS_SECONDS + RECONNECT_SECONDS
+        settle(cell, before)
+
+
+async def test_f4_thousands_that_ask_at_once_after_a_restart_are_all_served(
+    cell: Cell, figures: Figures, num_runs: int
+) -> None:
+    """Each through Acquire and Generate; what they get is what each prompt gets alone."""
+    for _ in range(num_runs):
+        before = cell.footprint()
+        killed = cell.controller
+        killed.signal(9)
+        killed.popen.wait(5)
+        killed.close()
+        await asyncio.to_thread(cell.start_controller)
+        await asyncio.to_thread(wait_registered, cell)
+        async with AsyncClient(cell.controller_address) as client:
+
+            async def answer(index: int, client: AsyncClient = client) -> list[int]:
+                cursor, ids = 0, list[int]()
+                stream = client.generate(
+                    f"herd {index}", max_output_tokens=HERD_TOKENS, ignore_eos=True, temperature=0.0
+                )
+                async for token in stream:
+                    assert token.cursor == cursor, "a token is missing or came twice"
+                    cursor += len(token.token_ids)
+                    ids += token.token_ids
+                return ids
+
+            alone = {index: await answer(index) for index in range(0, NUM_HERD, NUM_HERD // 20)}
+            begun = time.monotonic()
+            answers = await asyncio.gather(*map(answer, range(NUM_HERD)))
+            seconds = time.monotonic() - begun
+        lost = sum(len(ids) < HERD_TOKENS for ids in answers)
+        wrong = sum(answers[index] != ids for index, ids in alone.items())
+        figures.add("F4", f"client-{NUM_HERD}-at-once", lost=lost, differing=wrong, served_seconds=seconds)
+        assert lost == wrong == 0
         settle(cell, before)
 
 
