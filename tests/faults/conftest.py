@@ -18,6 +18,7 @@ FULL = os.environ.get("DRAGOMAN_FAULTS") == "full"
 SHORT_FILES = (
     "test_f1_kill.py",
     "test_f16_tickets.py",
+    "test_f19_events.py",
     "test_device.py",
     "test_f6_network.py",
     "test_f15_clock.py",
