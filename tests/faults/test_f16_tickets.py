@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from base64 import b64encode
 from collections.abc import Iterator
 
 import grpc
@@ -99,6 +100,9 @@ async def test_each_bad_ticket_gets_its_reason_and_runs_nothing(cell: Cell) -> N
     assert await run(fresh.data_address, fresh.token, resume=resume) == error_pb2.ERROR_REASON_TICKET_MISMATCH
     assert runs_of(cell) == before, "a bad ticket ran"
     assert await run(fresh.data_address, fresh.token) == 0, "the refusals have used up a good ticket"
+    shown = "".join(process.log_text() for process in cell.processes())
+    mac = ticket_pb2.SignedTicket.FromString(fresh.token).mac
+    assert not [form for form in (mac.hex(), repr(mac)[2:-1], b64encode(mac).decode()) if form in shown]
     cell.quiesce()
 
 

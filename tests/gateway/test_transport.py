@@ -98,6 +98,28 @@ def test_the_right_key_is_accepted_in_both_forms(keyed_gateway: str, headers: di
     assert httpx.get(f"{keyed_gateway}/version").status_code == 200
 
 
+def test_no_key_is_in_a_log_a_metric_or_an_error() -> None:
+    """Neither the gateway's own nor one that somebody guessed; at the log level that says most."""
+    gateway, url = start_gateway("127.0.0.1:9", "--api-key", "sesame-7f3a", "--log-level", "debug")
+    try:
+        shown = ""
+        for key in ("sesame-7f3a", "guess-91bc"):
+            for name, value in (("authorization", f"Bearer {key}"), ("x-api-key", key)):
+                for path, body in (
+                    ("/v1/models", None),
+                    ("/v1/completions", "{"),
+                    ("/nowhere", None),
+                    ("/metrics", None),
+                ):
+                    reply = httpx.request("POST" if body else "GET", url + path, headers={name: value}, content=body)
+                    shown += f"{reply.headers} {reply.text}"
+        assert "invalid_api_key" in shown and "dragoman_" in shown
+    finally:
+        gateway.stop()
+    assert gateway.log, "the gateway logs at this level"
+    assert not [key for key in ("sesame-7f3a", "guess-91bc") if key in shown + "".join(gateway.log)]
+
+
 def test_a_key_is_ignored_where_none_is_set(lonely_gateway: str) -> None:
     assert httpx.get(f"{lonely_gateway}/v1/models", headers={"authorization": "Bearer any"}).status_code == 200
 
