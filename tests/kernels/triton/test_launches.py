@@ -38,6 +38,16 @@ COMPILED_PREFILL = {
 }  # fmt: skip
 
 
+def printed(code: str) -> list[list[int]]:
+    """The numbers in each line that `code` prints where Triton compiles, in a process of its own."""
+    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=environ
+    )
+    assert done.returncode == 0, done.stderr
+    return [list(map(int, line.split())) for line in done.stdout.splitlines()]
+
+
 def test_shared_memory_of_decode_is_that_of_compiled_kernels() -> None:
     for (block_n, num_warps, num_stages, page), shared in COMPILED_DECODE.items():
         said = decode_resources(DecodeLaunch(block_n, num_warps, num_stages), 2, 128, page).shared_bytes
@@ -90,12 +100,7 @@ def test_a_kernel_that_groups_sequences_takes_one_word_more_and_no_other_memory(
         "                words = one.asm['ptx'].count('\\t.param .')\n"
         "                print(words, one.metadata.shared, *aot.resource_usage(one.asm['cubin']))\n"
     )
-    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=environ
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    lines = printed(code)
     assert len(lines) == 4
     for plain, grouped in zip(lines[::2], lines[1::2], strict=True):
         assert (grouped[0], grouped[1]) == (plain[0] + 1, plain[1])
@@ -151,12 +156,7 @@ def test_launches_by_tensor_descriptors_use_what_is_said_and_keep_their_contract
         "        assert 'cp.async.bulk.tensor.2d' in compiled.asm['ptx']\n"
         "        print(dim, launch.block_m, launch.block_n, launch.num_warps, launch.num_stages, *used)\n"
     )
-    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=environ
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    lines = printed(code)
     assert len(lines) == 6
     for dim, *sizes, registers, spilled, shared in lines:
         said = prefill_resources(PrefillLaunch(*sizes, tma=True), dim, 64, (9, 0))
