@@ -34,7 +34,8 @@ SAMPLE_SECONDS = 5.0
 LATENCY_TOKENS = 16  # latencies are compared over requests of equal length
 DEVICES: dict[str, tuple[str, ...]] = {
     "null": ("--device", "null", "--null-speed", "2"),
-    "cpu": ("--device", "cpu", "--model", "embedded"),
+    # A pool of 4,096 tokens: one that load fills and turns over within a minute or two, so that a slope is not of pages first touched.
+    "cpu": ("--device", "cpu", "--model", "embedded", "--max-context", "2048", "--max-num-seqs", "4"),
 }
 _NUM_WORKERS = {"null": 24, "cpu": 4}
 _LONGEST = {"null": 4000, "cpu": 300}
