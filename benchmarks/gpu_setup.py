@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.card import environment, usable_gpu
+from benchmarks.card import Result as Result
+from benchmarks.card import keep as keep
+from benchmarks.card import usable_gpu
 
 from dragoman_agent.device import cuda, cuda_weights
 from dragoman_agent.device.base import StepBatch
@@ -32,8 +33,6 @@ from dragoman_agent.pal.tuning import Case, load_timings, tune
 
 CACHE = Path("/tmp/dragoman-bench")
 MAX_CONTEXT = 9216
-
-Result = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +138,3 @@ def step_seconds(device: CudaDevice, batch: StepBatch, steps: int = 12) -> list[
 def median_step(device: CudaDevice, plan: Plan, batch: int, context: int) -> float:
     """Median device seconds of a decode step."""
     return statistics.median(step_seconds(device, decode_batch(plan, batch, context)))
-
-
-def keep(path: Path | None, model: str, index: int, results: Sequence[Result], **more: object) -> None:
-    """What was measured so far on card `index`, for `benchmarks.record_gpu`: a run that is ended has it. No `path`, no file."""
-    if path is not None:
-        body = {"model": model, **more, "results": list(results), **environment(index)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body, indent=1, default=str) + "\n")

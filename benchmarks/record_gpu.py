@@ -1,8 +1,8 @@
 """Records what was measured on a GPU machine: python -m benchmarks.record_gpu [--commit HASH] OUT/*.json
 
-Takes the raw results of `engine_gpu`, `embed_gpu`, `load_gpu`, `start_gpu`, `pal_gpu`, `small_card`, `quote`, `tiers`, of
-`tests/gpu/check_probe.py`, `check_indices.py` and the verdicts of `gpu_checks` (checks.json, with its environment.json beside it); other files that lie
-there are named and left. A GPU machine need not have the repository's history: --commit says which one its files were.
+Takes raw results as `benchmarks.card.keep` writes them (the benchmarks ending in `_gpu`, `small_card`, `quote`, `tiers`, and checks of tests/gpu whose
+figures are recorded), what `tests/gpu/check_probe.py` and `check_indices.py` write, and the verdicts of `gpu_checks` (checks.json, with its environment.json
+beside it); other files that lie there, and results of a machine without a card, are named and left. A GPU machine need not have the repository's history: --commit says which one its files were.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ RATIOS = (
     "predicted_over_measured", "pal_on_over_off", "p50_on_over_off", "p99_on_over_off", "wrong_profile_over_own",
     "share_of_best", "own_plan_over_whole", "ttft_over_computed",
 )  # fmt: skip
+WORST = {"min": min, "max": max}  # of the samples: the value of what must hold for each of them
 OF_SHAPES = ("share_of_best", "selection_seconds_a_shape")  # a sample a shape, whose mean is what a bar is for
 COMMANDS = {
     "embed": "embed_gpu",
@@ -83,21 +84,24 @@ def records_of(body: dict[str, Any]) -> list[record.Record]:
         if len(result["samples"]) < record.MIN_NUM_SAMPLES:
             print(f"left out: {model} {bench} {case} has {len(result['samples'])} samples of {record.MIN_NUM_SAMPLES}")
             continue
-        peer = PEER.get((model, bench if bench == "nano" else f"{bench}-{case}"))
+        anchor = PEER.get((model, bench if bench == "nano" else f"{bench}-{case}"))
+        peer = result.get("peer") or (anchor and {"name": "vllm-0.26.0", "value": anchor})
         entry = record.make_record(
             bench=bench,
             case=case_of(model, bench, case),
             metric=result["metric"],
-            unit=unit_of(result["metric"]),
+            unit=result.get("unit") or unit_of(result["metric"]),
             samples=result["samples"],
             predicted=result.get("predicted"),
-            command=f"python -m benchmarks.{COMMANDS.get(bench, 'engine_gpu')} {model}",
+            command=body.get("command") or f"python -m benchmarks.{COMMANDS.get(bench, 'engine_gpu')} {model}",
             packages=(),
             versions=body["versions"],
             device=body["device"],
-            peer={"name": "vllm-0.26.0", "value": peer} if peer else None,
+            peer=peer,
             note=note_of(result),
         )
+        if "value" in result:
+            entry["value"] = WORST[result["value"]](entry["samples"])
         made.append({**entry, "driver": body["driver"], "clocks_mhz": body["clocks_mhz"]})
     return made
 
@@ -110,10 +114,10 @@ def unit_of(metric: str) -> str:
 
 
 def case_of(model: str, bench: str, case: str) -> str:
-    """The case's name in the records."""
+    """The case's name in the records. Cases of a body without a model are whole names."""
     if bench in ("nano", "load"):
         return model
-    if bench == "quote":
+    if bench == "quote" or not model:
         return case
     return f"{case}-{model}" if bench == "plan_quality" else f"{model}-{case}"
 
@@ -121,6 +125,8 @@ def case_of(model: str, bench: str, case: str) -> str:
 def note_of(result: dict[str, Any]) -> str:
     """The note; with the mean where several shapes make one figure."""
     note: str = result.get("note", "")
+    if "value" in result:
+        return "; ".join(filter(None, (f"value: the {result['value']} of the samples", note)))
     if result["metric"] in OF_SHAPES and len(result["samples"]) > 1:
         return f"mean {statistics.fmean(result['samples']):.3f} of the shapes, whose median is the value; {note}"
     return note
@@ -132,7 +138,11 @@ def bodies_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
     for path in paths:
         body = json.loads(path.read_text())
         card = path.with_name(ENVIRONMENT)
-        if "results" in body or "loads" in body or ("device" in body and any(name.startswith(PROBED) for name in body)):
+        if "results" in body and body.get("clocks_mhz") == []:
+            print(f"left: {path} is of {body['device']}, not of a card")
+        elif (
+            "results" in body or "loads" in body or ("device" in body and any(name.startswith(PROBED) for name in body))
+        ):
             bodies.append(body)
         elif body and all(isinstance(one, dict) and "verdict" in one for one in body.values()):
             if card.is_file():

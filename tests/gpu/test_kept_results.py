@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks import embed_gpu, engine_gpu, gpu_checks, gpu_setup, record_gpu, small_card, start_gpu
+from benchmarks import card, embed_gpu, engine_gpu, gpu_checks, record_gpu, small_card, start_gpu
 
 SAMPLES = [1.0, 1.1, 1.2]
 
@@ -45,8 +45,8 @@ Kept = Callable[..., Results]
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kept:
     """Runs a benchmark, whose parts are what is given, until the time is over; the results in `file` under --out."""
-    card = {"device": "a card", "driver": "1", "clocks_mhz": [1, 2], "versions": {"torch": "2"}}
-    monkeypatch.setattr(gpu_setup, "environment", lambda index: card)
+    found = {"device": "a card", "driver": "1", "clocks_mhz": [1, 2], "versions": {"torch": "2"}}
+    monkeypatch.setattr(card, "environment", lambda index: found)
     steps = SimpleNamespace(decode_step_seconds=lambda *_: 1.0, prefill_seconds=lambda *_: 1.0)
     here = SimpleNamespace(
         source=SimpleNamespace(config=SimpleNamespace(vocab_size=9)),
@@ -122,8 +122,8 @@ def test_verdicts_of_checks_are_records_a_sample_a_case(tmp_path: Path) -> None:
     runner.run([gpu_checks.Check(name, (sys.executable, "-S", "-c", code)) for name, code in programs.items()])
     runner.verdicts["late"] = {"verdict": "no time", "seconds": 0.0, "problem": ""}
     (tmp_path / "checks.json").write_text(json.dumps(runner.verdicts))
-    card = {"device": "a card", "driver": "1", "clocks_mhz": [1, 2], "versions": {"torch": "2"}}
-    (tmp_path / "environment.json").write_text(json.dumps(card))
+    found = {"device": "a card", "driver": "1", "clocks_mhz": [1, 2], "versions": {"torch": "2"}}
+    (tmp_path / "environment.json").write_text(json.dumps(found))
     (body,) = record_gpu.bodies_of(sorted(tmp_path.glob("*.json")))
     made = {one["case"]: one for one in record_gpu.records_in(body)}
     assert set(made) == {"facts", "ops", "all"} and all(one["bench"] == "checks" for one in made.values())
