@@ -1,18 +1,18 @@
 """Deterministic plans on a GPU: the logits of a row have the same bits alone and in company, in any chunks, and after re-entry.
 
-PYTHONPATH=. python tests/gpu/check_determinism.py [--models NAME...] [--layers 6] [--cost] [--sweep] [--out FILE.json]
-    EMBEDDED_MODEL names the GGUF file of the embedded model. Prints a line a check; exit 1 when one is off. --cost times deterministic steps beside usual ones, --sweep times tiles.
+PYTHONPATH=. python tests/gpu/check_determinism.py [--models NAME...] [--layers 6] [--cost] [--no-rows] [--sweep] [--out FILE.json]
+    EMBEDDED_MODEL names the GGUF file of the embedded model. Prints a line a check; exit 1 when one is off. --cost times deterministic steps beside usual ones (--no-rows: that
+    alone), --sweep times tiles. benchmarks.record_gpu records FILE.json: a sample a model for the rows, so that three models are needed, and three a shape for the cost.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.card import Result, keep, result
+from benchmarks.gpu_setup import Loaded
 from tests.agent.device.conformance.steps import Part, step_of
 from tests.gpu.determinism_rig import CHUNKS, CutSource, Rig, Stream, make_sequences
 
@@ -43,6 +45,10 @@ RESUME = (211, 96, 3)  # prompt, tokens after it, and after how many of them eac
 COST_LAYERS = {"qwen3-8b": 12}  # of 36: the whole model takes a minute to make
 COST_DECODES = ((1, 200), (1, 4096), (32, 1024), (256, 1024))
 COST_PREFILLS = ((16, 512), (1, 4096))  # prompts, tokens each
+COST_REPEATS = 3
+COST_PREDICTED = {"qwen3-0.6b-decode-1x200": 1.12, "qwen3-0.6b-prefill-16x512": 1.28}  # NOTES.md, "Deterministic mode"
+ROW_CASES = {**{f"{count} together": str(count) for count in COMPANIES}, "chunks": "chunks", "re-entry": "re-entry"}
+COMMAND = "python tests/gpu/check_determinism.py"
 
 Answer = tuple[list[int], list[float]]
 
@@ -52,6 +58,7 @@ class Report:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
+        self.results: list[Result] = []
         self.num_off = 0
 
     def rows(self, name: str, pairs: Sequence[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
@@ -177,11 +184,15 @@ def check_engine(report: Report, profile: Profile) -> None:
         return Start(f"{salt}{i}", prompts[i], sampling, stop, credit=1 << 30, cache_salt=salt[0])
 
     together = ask(core, [start(i, "t") for i in range(len(prompts))])
-    same = sum(ask(core, [start(i, "a")])[f"a{i}"] == together[f"t{i}"] for i in range(len(prompts)))
+    same = [ask(core, [start(i, "a")])[f"a{i}"] == together[f"t{i}"] for i in range(len(prompts))]
     device.close()
-    report.num_off += same != len(prompts)
-    report.value("embedded model: answers with the same tokens and logprobs", f"{same} of {len(prompts)}")
-    report.values["embedded identical"] = same / len(prompts)
+    report.num_off += not all(same)
+    words = f"{sum(same)} of {len(same)}"
+    report.value("embedded model: answers with the same tokens and logprobs", words)
+    note = f"{words} answers of {source.config.name}, alone and at once: tokens and logprobs, with prefix hits and preemption"
+    report.results.append(
+        result("deterministic", "answers", "identical_answers", "share", same, predicted=1.0, value="min", note=note)
+    )
 
 
 def step_ms(device: CudaDevice, make: Callable[[], Any], count: int = 10) -> float:
@@ -197,31 +208,67 @@ def step_ms(device: CudaDevice, make: Callable[[], Any], count: int = 10) -> flo
 def check_cost(report: Report, profile: Profile, name: str) -> None:
     """Decode steps and prompts, deterministic beside usual."""
     source = CutSource(name, COST_LAYERS.get(name, 99))
-    times: dict[bool, dict[str, float]] = {}
-    for deterministic in (False, True):
-        plan = plan_of(profile, source, deterministic=deterministic)
-        device = CudaDevice(profile.device.index)
-        device.load(source, plan, lambda _: None)
-        found = times.setdefault(deterministic, {})
-        rng = np.random.default_rng(2)
-        rig = Rig(device, plan)
-        for batch, context in COST_DECODES:
-            if batch * -(-context // plan.page_size) < plan.num_blocks:
-                step = decode_batch(plan, batch, context)
-                found[f"decode {batch} x {context} ms"] = step_ms(device, lambda step=step: step)
-        for prompts, tokens in COST_PREFILLS:
-            tokens = min(tokens, plan.max_batch_tokens // prompts)
-            ids = rng.integers(0, source.config.vocab_size, tokens).tolist()
-            parts = [Part(ids, 0, blocks) for blocks in rig.blocks([tokens] * prompts)]
-            step = step_of(parts, plan.page_size)
-            ms = step_ms(device, lambda step=step: step, 6)
-            found[f"prefill {prompts} x {tokens} tokens/s"] = round(1e3 * prompts * tokens / ms)
-        device.close()
-    for key in times[True].keys() & times[False].keys():
-        usual, ours = times[False][key], times[True][key]
-        slower = ours / usual if key.endswith("ms") else usual / ours
-        report.value(f"{name} {key}", {"usual": usual, "deterministic": ours, "cost": round(slower, 3)})
-    report.value(f"{name} cost all", {"usual": times[False], "deterministic": times[True]})
+    plans = [plan_of(profile, source, deterministic=deterministic) for deterministic in (False, True)]
+    most = min(plan.max_batch_tokens for plan in plans)
+    prefills = [(prompts, min(tokens, most // prompts)) for prompts, tokens in COST_PREFILLS]
+    loaded, times = Loaded(source), []
+    for plan in plans:
+        device = loaded.device(plan)
+        try:
+            times.append(cost_times(device, plan, source.config.vocab_size, prefills))
+        finally:
+            device.close()
+    for one in cost_results(name, source.config.num_layers, *times):
+        report.results.append(one)
+        report.value(f"{one['case']} cost", one["note"])
+
+
+def cost_times(device: CudaDevice, plan: Plan, vocab_size: int, prefills: Sequence[tuple[int, int]]) -> dict[str, list[float]]:  # fmt: skip
+    """Milliseconds of a step, `COST_REPEATS` times, by shape."""
+    steps, rng = {}, np.random.default_rng(2)
+    for batch, context in COST_DECODES:
+        if batch * -(-context // plan.page_size) < plan.num_blocks:
+            steps[f"decode-{batch}x{context}"] = decode_batch(plan, batch, context)
+    for prompts, tokens in prefills:
+        ids = rng.integers(0, vocab_size, tokens).tolist()
+        parts = [Part(ids, 0, blocks) for blocks in Rig(device, plan).blocks([tokens] * prompts)]
+        steps[f"prefill-{prompts}x{tokens}"] = step_of(parts, plan.page_size)
+    return {
+        shape: [step_ms(device, lambda step=step: step, 10 if shape.startswith("decode") else 6) for _ in range(COST_REPEATS)]
+        for shape, step in steps.items()
+    }  # fmt: skip
+
+
+def cost_results(name: str, num_layers: int, usual: Mapping[str, Sequence[float]], fixed: Mapping[str, Sequence[float]]) -> list[Result]:  # fmt: skip
+    """Deterministic over usual seconds of the shapes that both have."""
+    made = []
+    for shape in (shape for shape in usual if shape in fixed):
+        ratios = [slow / quick for slow, quick in zip(fixed[shape], usual[shape], strict=True)]
+        words = "; ".join(
+            f"{mode} {', '.join(f'{ms:.3f}' for ms in times[shape])} ms"
+            for mode, times in (("usual", usual), ("deterministic", fixed))
+        )
+        case = f"{name}-{shape}"
+        note = f"{statistics.median(ratios):.3f}: {words} a step, {num_layers} layers"
+        made.append(
+            result("deterministic", case, "cost", "ratio", ratios, predicted=COST_PREDICTED.get(case), note=note)
+        )
+    return made
+
+
+def row_results(values: Mapping[str, Any], models: Sequence[str]) -> list[Result]:
+    """Share of rows with the same bits, a sample a model that was looked at."""
+    made = []
+    for label, case in ROW_CASES.items():
+        found = {model: values[f"{model} {label}"] for model in models if f"{model} {label}" in values}
+        if found:
+            words = ", ".join(f"{one['rows']} of {model}" for model, one in found.items())
+            shares = [one["identical_rows"] for one in found.values()]
+            note = f"a sample a model; rows looked at: {words}"
+            made.append(
+                result("deterministic", case, "identical_rows", "share", shares, predicted=1.0, value="min", note=note)
+            )
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -230,6 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--no-rows", action="store_true", help="leave out what compares bits")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--seconds", type=float, default=500, help="parts begin no later than this")
     parser.add_argument("--out", type=Path)
@@ -238,10 +286,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = Report()
     found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
     profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
-    parts: list[tuple[str, Callable[[], None]]] = [
-        *((f"{m} rows", lambda m=m: check_model(report, profile, m, options.layers)) for m in options.models),
-        ("engine", lambda: check_engine(report, profile)),
-    ]  # fmt: skip
+    parts: list[tuple[str, Callable[[], None]]] = []
+    if not options.no_rows:
+        parts += [(f"{m} rows", lambda m=m: check_model(report, profile, m, options.layers)) for m in options.models]  # type: ignore[misc]
+        parts.append(("engine", lambda: check_engine(report, profile)))
     if options.cost:
         parts += [(f"{m} cost", lambda m=m: check_cost(report, profile, m)) for m in options.models]  # type: ignore[misc]
     if options.sweep:
@@ -254,9 +302,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         with report.guarded(name):
             part()
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(report.values, indent=1) + "\n")
+        results = [*row_results(report.values, options.models), *report.results]
+        command = COMMAND + " --cost" * options.cost + " --no-rows" * options.no_rows
+        keep(options.out, "", profile.device.index, results, command=command, values=report.values)
     print(f"determinism: {report.num_off} checks off, {time.monotonic() - begun:.0f} s", flush=True)
     return 1 if report.num_off else 0
 

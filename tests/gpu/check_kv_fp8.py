@@ -1,7 +1,8 @@
 """K and V in eight bits on a GPU: how far logits move from sixteen bits, how often the best token stays, and what it is worth.
 
 PYTHONPATH=. python tests/gpu/check_kv_fp8.py [--models NAME...] [--speed] [--out FILE.json]
-    EMBEDDED_MODEL names the GGUF file of the embedded model. Exit 1 when a clear best token (a lead over 0.5 in logprob) changes in more than 1 % of the places of a trained model
+    EMBEDDED_MODEL names the GGUF file of the embedded model. Exit 1 when a clear best token (a lead over 0.5 in logprob) changes in more than 1 % of the places of a trained model.
+    benchmarks.record_gpu records FILE.json: a sample a text of the embedded model, a quarter of a random model's one, a run of equal steps.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import argparse
 import json
 import math
 import os
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.card import Result, keep, result
+from benchmarks.gpu_setup import Loaded
 from tests.agent.device.conformance.steps import Part, step_of
 from tests.gpu.check_determinism import Report, step_ms
 from tests.gpu.determinism_rig import CutSource, Rig
@@ -39,8 +43,16 @@ MODELS = ("qwen3-0.6b", "llama-3.2-1b", "qwen3-8b")
 LAYERS = {"qwen3-8b": 12}  # of 36: the whole model takes a minute to make
 DECODES = ((1, 8192), (32, 1024), (256, 1024), (64, 4096))
 LONG_TOKENS = 4096  # of the text of a random model
+NUM_PARTS = 4  # of it, a sample each
+NUM_RUNS = 3  # of equal steps, a sample each
 TEXT_TOKENS = 1000  # that the embedded model writes, and is asked about again
 CLEAR_LEAD = 0.5
+EMBEDDED = "smollm2-135m"
+COMMAND = "python tests/gpu/check_kv_fp8.py"
+UNITS = {
+    "top1_agreement": "share", "clear_agreement": "share", "mean_logprob_moved": "nats", "p99_logprob_moved": "nats",
+    "nll_bf16": "nats", "nll_fp8": "nats",
+}  # fmt: skip
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "transformers_smollm2.json"
 
 
@@ -51,6 +63,10 @@ class Read:
     logprobs: np.ndarray[Any, Any]
     best: np.ndarray[Any, Any]
     best_logprobs: np.ndarray[Any, Any]
+
+    def part(self, places: slice) -> Read:
+        """Of some places."""
+        return Read(self.logprobs[places], self.best[places], self.best_logprobs[places])
 
 
 def plan_of(profile: Profile, source: ModelSource, kv: str, *, num_blocks: int | None = None) -> Plan:
@@ -75,13 +91,13 @@ def read(device: CudaDevice, plan: Plan, tokens: Sequence[int], chunk: int = 512
     return Read(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def compare(report: Report, name: str, wide: Read, narrow: Read, *, trained: bool) -> None:
-    """Eight bits beside sixteen, place by place."""
+def moves(wide: Read, narrow: Read) -> dict[str, Any]:
+    """Eight bits beside sixteen, place by place. Log-probabilities in nats."""
     lead = wide.best_logprobs[:, 0] - wide.best_logprobs[:, 1]
     same = wide.best[:, 0] == narrow.best[:, 0]
     clear = lead > CLEAR_LEAD
     moved = np.abs(narrow.logprobs - wide.logprobs)
-    found = {
+    return {
         "places": len(same),
         "top1_agreement": round(float(same.mean()), 5),
         "clear_places": int(clear.sum()),
@@ -92,11 +108,40 @@ def compare(report: Report, name: str, wide: Read, narrow: Read, *, trained: boo
         "nll_fp8": round(float(-narrow.logprobs.mean()), 5),
         "late_mean_moved": round(float(moved[-len(moved) // 4 :].mean()), 5),
     }
+
+
+def joined(reads: Sequence[Read]) -> Read:
+    """Of all places."""
+    return Read(
+        *(np.concatenate([getattr(one, name) for one in reads]) for name in ("logprobs", "best", "best_logprobs"))
+    )
+
+
+def compare(report: Report, name: str, wide: Sequence[Read], narrow: Sequence[Read], *, trained: bool) -> None:
+    """Of texts: all their places decide, each is a sample of the results."""
+    found = moves(joined(wide), joined(narrow))
     report.value(f"{name} accuracy", found)
     bad = not math.isfinite(found["nll_fp8"]) or (trained and (found["clear_agreement"] or 0) < 0.99)
     report.num_off += bad
-    print(f"{'OFF' if bad else 'ok':3} {name}: best token the same in {found['top1_agreement']:.2%} of {len(same)} places, "
+    print(f"{'OFF' if bad else 'ok':3} {name}: best token the same in {found['top1_agreement']:.2%} of {found['places']} places, "
           f"in {found['clear_agreement']} of the clear ones")  # fmt: skip
+    each = [moves(*pair) for pair in zip(wide, narrow, strict=True)]
+    report.results += accuracy_results(name, found, each, trained=trained)
+
+
+def accuracy_results(name: str, whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]], *, trained: bool) -> list[Result]:  # fmt: skip
+    """A record a metric, a sample a text, with all places' figure in the note."""
+    what = "texts that the model wrote itself" if trained else "parts of a random text, random weights"
+    made = []
+    for metric, unit in UNITS.items():
+        samples = [one[metric] for one in each if one[metric] is not None]
+        if samples:
+            places = whole["clear_places"] if metric == "clear_agreement" else whole["places"]
+            note = f"{whole[metric]} of all {places} places of {len(samples)} {what}; fp8 beside bf16"
+            if metric == "clear_agreement":
+                note += f"; clear: a lead over {CLEAR_LEAD} nats" + ("; bar 0.99 of all" if trained else "")
+            made.append(result("kv_fp8", name, metric, unit, samples, note=note))
+    return made
 
 
 def texts(device: CudaDevice, source: ModelSource, plan: Plan) -> list[list[int]]:
@@ -133,42 +178,51 @@ def check_embedded(report: Report, profile: Profile) -> None:
     report.value("embedded scales", device.info["kv_scales"])
     narrow = [read(device, plan, tokens) for tokens in written]
     device.close()
-    wide_all, narrow_all = (
-        Read(*(np.concatenate([getattr(one, name) for one in each]) for name in ("logprobs", "best", "best_logprobs")))
-        for each in (wide, narrow)
-    )
-    compare(report, "embedded model", wide_all, narrow_all, trained=True)
+    compare(report, EMBEDDED, wide, narrow, trained=True)
 
 
 def check_model(report: Report, profile: Profile, name: str, *, speed: bool) -> None:
     """A random model of real shape: accuracy at a long context, and time."""
     source = CutSource(name, LAYERS.get(name, 99))
     tokens = np.random.default_rng(3).integers(0, source.config.vocab_size, LONG_TOKENS).tolist()
-    reads, times, predicted = {}, {}, {}
+    loaded = Loaded(source)
+    reads: dict[str, Read] = {}
+    times: dict[str, dict[str, list[float]]] = {}
+    predicted: dict[str, dict[str, float]] = {}
     for kv in ("bf16", "fp8"):
         plan = plan_of(profile, source, kv, num_blocks=None if speed else 200)
-        device = CudaDevice(profile.device.index)
-        device.load(source, plan, lambda _: None)
-        reads[kv] = read(device, plan, tokens)
+        device = loaded.device(plan)
+        reads[kv], times[kv], predicted[kv] = read(device, plan, tokens), {}, {}
         for batch, context in DECODES if speed else ():
             if batch * -(-context // plan.page_size) < plan.num_blocks and context <= plan.max_context_tokens:
-                key = f"{batch} x {context}"
-                predicted[kv, key] = 1e3 * plan.step_model.decode_step_seconds(batch, context)
+                shape = f"{batch}x{context}"
+                predicted[kv][shape] = plan.step_model.decode_step_seconds(batch, context)
                 step = decode_batch(plan, batch, context)
-                times[kv, key] = step_ms(device, lambda step=step: step)
+                times[kv][shape] = [step_ms(device, lambda step=step: step) for _ in range(NUM_RUNS)]
         if kv == "fp8":
             report.value(f"{name} scales", device.info["kv_scales"][:4])
         device.close()
-    compare(report, name, reads["bf16"], reads["fp8"], trained=False)
-    for _, key in [each for each in times if each[0] == "fp8" and ("bf16", each[1]) in times]:
-        wide, narrow = times["bf16", key], times["fp8", key]
-        report.value(
-            f"{name} decode {key}",
-            {
-                "bf16_ms": wide, "fp8_ms": narrow, "speedup": round(wide / narrow, 3),
-                "predicted_speedup": round(predicted["bf16", key] / predicted["fp8", key], 3),
-            },
-        )  # fmt: skip
+    size = -(-len(reads["bf16"].logprobs) // NUM_PARTS)
+    parts = [slice(start, start + size) for start in range(0, NUM_PARTS * size, size)]
+    wide, narrow = ([reads[kv].part(places) for places in parts] for kv in ("bf16", "fp8"))
+    compare(report, name, wide, narrow, trained=False)
+    for one in speed_results(name, source.config.num_layers, times, predicted):
+        report.results.append(one)
+        report.value(f"{one['case']} speedup", one["note"])
+
+
+def speed_results(name: str, num_layers: int, times: Mapping[str, Mapping[str, Sequence[float]]], predicted: Mapping[str, Mapping[str, float]]) -> list[Result]:  # fmt: skip
+    """Sixteen bits' milliseconds over eight bits', of the shapes for which both have room."""
+    made = []
+    for shape in (shape for shape in times["bf16"] if shape in times["fp8"]):
+        ratios = [wide / narrow for wide, narrow in zip(times["bf16"][shape], times["fp8"][shape], strict=True)]
+        expected = round(predicted["bf16"][shape] / predicted["fp8"][shape], 3)
+        words = "; ".join(f"{kv} {', '.join(f'{ms:.3f}' for ms in times[kv][shape])} ms" for kv in ("bf16", "fp8"))
+        note = f"{statistics.median(ratios):.3f} ({expected} predicted): {words} a decode step, {num_layers} layers"
+        made.append(
+            result("kv_fp8", f"{name}-decode-{shape}", "speedup", "ratio", ratios, predicted=expected, note=note)
+        )
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,9 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 check_embedded(report, profile)
             else:
                 check_model(report, profile, name, speed=options.speed)
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(report.values, indent=1) + "\n")
+        command = COMMAND + " --speed" * options.speed
+        keep(options.out, "", profile.device.index, report.results, command=command, values=report.values)
     print(f"kv_fp8: {report.num_off} checks off, {time.monotonic() - begun:.0f} s", flush=True)
     return 1 if report.num_off else 0
 
