@@ -14,7 +14,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu_setup import Result, keep, setup
+from benchmarks.card import Result, keep, result
+from benchmarks.gpu_setup import setup
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.engine.core import EngineCore
@@ -22,6 +23,9 @@ from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Failed, Sampling, Start, Step, Stop
 from dragoman_agent.pal.plan import Plan
 
+# Microseconds of host work a step by batch: middles of what NOTES.md predicts for an H200's host, "Host work a step".
+HOST_PREDICTED = {1: 225.0, 32: 195.0, 256: 290.0}
+MAX_HOST_MICROSECONDS = 300  # the bar, at 256
 COMPANY_FRAMES = 400  # of a stream beside which prompts arrive
 _SETTLED_FRAMES = 20  # by which all of them decode
 
@@ -46,9 +50,11 @@ def run(core: EngineCore, requests: list[Start]) -> tuple[float, list[Step]]:
     return seconds, steps
 
 
-def decode(core: EngineCore, batch: int, num_tokens: int, repeats: int) -> Result:
-    """Milliseconds a step as vLLM's anchor was taken: (wall - wall of the same call with one token) / (tokens - 1)."""
-    samples, device_ms, host_ms = [], [], []
+def decode(core: EngineCore, batch: int, num_tokens: int, repeats: int) -> tuple[Result, Result]:
+    """Milliseconds a step as vLLM's anchor was taken: (wall - wall of the same call with one token) / (tokens - 1); and
+    microseconds of the host's work a step, a sample a run.
+    """
+    samples, device_ms, host_us = [], [], []
     for repeat in range(repeats):
         rng = random.Random(repeat)
         prompts = [[rng.randrange(10000) for _ in range(128)] for _ in range(batch)]
@@ -58,10 +64,20 @@ def decode(core: EngineCore, batch: int, num_tokens: int, repeats: int) -> Resul
         samples.append((long - short) / (num_tokens - 1) * 1e3)
         pure = [s for s in steps if s.load.decode_tokens == batch and not s.load.prefill_tokens]
         device_ms.append(statistics.median(s.step_seconds for s in pure) * 1e3)
-        host_ms.append(statistics.median(s.host_seconds for s in pure) * 1e3)
-    device, host = statistics.median(device_ms), statistics.median(host_ms)
+        host_us.append(statistics.median(s.host_seconds for s in pure) * 1e6)
+    device, host = statistics.median(device_ms), statistics.median(host_us) * 1e-3
     note = f"median step on the device {device:.3f} ms, host work {host:.3f} ms"
-    return {"bench": "decode", "case": f"b{batch}", "metric": "ms_per_step", "samples": samples, "note": note}
+    return result("decode", f"b{batch}", "ms_per_step", "ms", samples, note=note), host_result(batch, host_us, device)
+
+
+def host_result(batch: int, samples: list[float], device_ms: float) -> Result:
+    """Beside its bar. The frames stay in this process."""
+    bar = f"; bar {MAX_HOST_MICROSECONDS} us" if batch == max(HOST_PREDICTED) else ""
+    note = (
+        f"medians of steps that decode alone, frames not encoded and not sent; the device takes {device_ms:.3f} ms{bar}"
+    )
+    predicted = HOST_PREDICTED.get(batch)
+    return result("host_step", f"b{batch}", "microseconds", "us", samples, predicted=predicted, note=note)
 
 
 def nano(core: EngineCore, repeats: int) -> Result:
@@ -159,7 +175,7 @@ def main() -> None:
     results: list[Result] = []
     benches = options.benches.split(",")
 
-    def note(result: Result, predicted: float, text: str) -> None:
+    def note(result: Result, predicted: float | None, text: str) -> None:
         result["predicted"] = predicted
         if options.mixed_graphs == "off":
             result["case"] = f"{result['case']}-by-kernel"
@@ -169,9 +185,10 @@ def main() -> None:
 
     if "decode" in benches:
         for batch in map(int, options.batches.split(",")):
-            result = decode(core, batch, 512 if batch == 1 else 256, options.repeats)
+            decoded, host = decode(core, batch, 512 if batch == 1 else 256, options.repeats)
             predicted = plan.step_model.decode_step_seconds(batch, 128 + 128) * 1e3
-            note(result, predicted, f"decode b{batch}: {result} predicted {predicted:.2f} ms")
+            note(decoded, predicted, f"decode b{batch}: {decoded} predicted {predicted:.2f} ms")
+            note(host, HOST_PREDICTED.get(batch), f"host work b{batch}: {host}")
     if "nano" in benches:
         result = nano(core, options.repeats)
         predicted = predict_nano(plan)

@@ -1,9 +1,10 @@
 """What drawing the tokens of a step costs a GPU and its host beyond temperature: by our kernels, and by torch's operations.
 
-python -m benchmarks.sampling_gpu [--batches 1,32,256] [--vocab 151936] [--kernels]      a line a case; exit 1 where ids differ
+python -m benchmarks.sampling_gpu [--batches 1,32,256] [--vocab 151936] [--kernels] [--out FILE]      a line a case; exit 1 where ids differ
 
 Device: microseconds of a step's launches replayed as a graph, or for torch what its kernels take by the profiler. Host:
-microseconds until a call returns, the device idle. `--kernels` adds the time of each kernel.
+microseconds until a call returns, the device idle. `--kernels` adds the time of each kernel. FILE gets the raw results: a sample
+is a median of several replays or calls, beside torch's as the peer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.card import Result, keep, result
 from benchmarks.kernels_gpu import graph_seconds
 from torch.profiler import ProfilerActivity, profile
 
@@ -45,6 +48,13 @@ CASES: dict[str, tuple[float, dict[str, float]]] = {
     "mask": (FLAT, {}),
     "mask, top-p": (PEAKED, {"top_p": 0.9}),
 }
+# Microseconds on the device and of the host, where NOTES.md has them: "Sampling".
+PREDICTED: dict[tuple[str, int], tuple[float, float | None]] = {
+    ("top-p, flat", 32): (85.0, 130.0), ("top-p, peaked", 32): (55.0, 130.0), ("top-k 40, top-p", 32): (55.0, 130.0),
+    ("min-p", 32): (18.0, 60.0), ("penalties", 32): (50.0, 330.0), ("bias", 32): (50.0, 330.0), ("mask", 32): (36.0, 260.0),
+    ("top-p, flat", 256): (430.0, None), ("top-k 40, top-p", 256): (300.0, None),
+}  # fmt: skip
+NUM_SAMPLES = 3
 NUM_COMPARED = 16  # rows of a case, with the host's sampler
 MAX_DIFFERENT = 1  # of them: exp() is rounded otherwise on the host
 
@@ -164,30 +174,50 @@ class Case:
         return int((ids != by_torch).sum()), int((ids[:num] != by_host).sum())
 
 
-def look_at(name: str, num: int, vocab: int, *, with_kernels: bool) -> bool:
-    """Print a case; whether the ids agree."""
+def look_at(name: str, num: int, vocab: int, *, with_kernels: bool) -> tuple[bool, list[Result]]:
+    """Print a case; whether the ids agree, and the raw results."""
     case = Case(name, num, vocab)
     if not len(rows_to_draw(case.batch, edited_rows(case.batch))):
-        device = graph_seconds(case.plain)
-        print(f"batch {num:3} {name:16} device {device * 1e6:7.1f} us, in the step's graph", flush=True)
-        return True
+        plain = microseconds(lambda: graph_seconds(case.plain))
+        print(f"batch {num:3} {name:16} device {statistics.median(plain):7.1f} us, in the step's graph", flush=True)
+        return True, results_of(name, num, {"device": plain}, {}, "in the step's graph")
     by_torch, by_host = case.different()
-    torch_device = sum(by_kernel(case.torch_draw).values())
-    torch_host = host_seconds(case.torch_draw, 3)
-    case.plain()
     launches = case.launches()
-    device, host = graph_seconds(launches), host_seconds(case.draw)
+    torch_us = {
+        "device": 1e6 * sum(by_kernel(case.torch_draw).values()),
+        "host": 1e6 * host_seconds(case.torch_draw, 3),
+    }
+    case.plain()
+    device = microseconds(lambda: graph_seconds(launches))
+    host = microseconds(lambda: host_seconds(case.draw))
     agrees = by_host <= MAX_DIFFERENT
+    ids = f"ids: {by_torch} of {num} not torch's, {by_host} of {min(num, NUM_COMPARED)} not the host's"
     print(
-        f"batch {num:3} {name:16} device {device * 1e6:7.1f} us, host {host * 1e6:6.0f} us; torch {torch_device * 1e6:8.1f} us, "
-        f"{torch_host * 1e6:6.0f} us; ids: {by_torch} of {num} not torch's, {by_host} of {min(num, NUM_COMPARED)} not the host's"
-        f"{'' if agrees else ' OFF'}",
+        f"batch {num:3} {name:16} device {statistics.median(device):7.1f} us, host {statistics.median(host):6.0f} us; "
+        f"torch {torch_us['device']:8.1f} us, {torch_us['host']:6.0f} us; {ids}{'' if agrees else ' OFF'}",
         flush=True,
     )
     if with_kernels:
         for kernel, seconds in by_kernel(launches).items():
             print(f"    {kernel.strip('_'):24} {seconds * 1e6:7.1f} us", flush=True)
-    return agrees
+    return agrees, results_of(name, num, {"device": device, "host": host}, torch_us, f"{vocab} logits a row; {ids}")
+
+
+def microseconds(measure: Callable[[], float]) -> list[float]:
+    """`NUM_SAMPLES` of what gives seconds."""
+    return [1e6 * measure() for _ in range(NUM_SAMPLES)]
+
+
+def results_of(name: str, num: int, samples: dict[str, list[float]], torch_us: dict[str, float], note: str) -> list[Result]:  # fmt: skip
+    """Microseconds on the device and of the host, with torch's where they were measured."""
+    case = f"{name.replace(',', '').replace(' ', '-')}-b{num}"
+    predicted = dict(zip(("device", "host"), PREDICTED.get((name, num), (None, None)), strict=True))
+    made = []
+    for where, values in samples.items():
+        peer = {"peer": {"name": f"torch-{torch.__version__}", "value": torch_us[where]}} if where in torch_us else {}
+        one = result("sampling", case, f"{where}_microseconds", "us", values, predicted=predicted[where], note=note, **peer)  # fmt: skip
+        made.append(one)
+    return made
 
 
 def main() -> int:
@@ -196,12 +226,17 @@ def main() -> int:
     parser.add_argument("--batches", default="1,32,256")
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--kernels", action="store_true", help="the time of each kernel too")
+    parser.add_argument("--out", type=Path, help="a JSON file for the raw results, written anew with each case")
     options = parser.parse_args()
     agree = True
+    results: list[Result] = []
     with torch.inference_mode():
         for num in map(int, options.batches.split(",")):
             for name in CASES:
-                agree &= look_at(name, num, options.vocab, with_kernels=options.kernels)
+                agrees, found = look_at(name, num, options.vocab, with_kernels=options.kernels)
+                agree &= agrees
+                results += found
+                keep(options.out, "", 0, results, command="python -m benchmarks.sampling_gpu")
     return 0 if agree else 1
 
 

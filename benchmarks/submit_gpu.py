@@ -1,31 +1,33 @@
 """What handing a decode step to a GPU takes the host, part by part, with and without kernels that start early.
 
-python -m benchmarks.submit_gpu [qwen3-0.6b]      a line a batch: medians in microseconds
+python -m benchmarks.submit_gpu [qwen3-0.6b] [--out FILE]      a line a batch: medians in microseconds
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.card import Result, keep, result, usable_gpu
 from benchmarks.gpu_setup import CACHE, LIMITS, Loaded
 
 from dragoman_agent.device import cuda
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.source import open_model
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.planner import Switches, plan_for
 from dragoman_agent.pal.probe import profile_device
 
 BATCHES = (1, 32, 256)
 CONTEXT = 512
 NUM_STEPS = 300
+NUM_SAMPLES = 3  # as many parts of the steps, one behind the other, whose medians they are
+PREDICTED_US = 112.0  # of submit at 1 and at 256: NOTES.md, "Host work a step": 125 to 158, less 25 to 35
 
 
 def timed(owner: Any, name: str, into: dict[str, list[float]]) -> None:
@@ -41,8 +43,8 @@ def timed(owner: Any, name: str, into: dict[str, list[float]]) -> None:
     setattr(owner, name, call)
 
 
-def measure(device: CudaDevice, batch: int) -> dict[str, float]:
-    """Steps handed over one behind the other, as in service; the device is waited for outside of what is timed."""
+def measure(device: CudaDevice, batch: int) -> dict[str, list[float]]:
+    """Seconds of each part. Steps handed over one behind the other, as in service; the device is waited for outside of what is timed."""
     parts: dict[str, list[float]] = {}
     owners: tuple[tuple[Any, str], ...] = (
         (cuda, "check_batch"), (device, "_run"), (device, "_fill_decode"), (device._graphs, "replay"), (device, "_finish"),
@@ -71,23 +73,39 @@ def measure(device: CudaDevice, batch: int) -> dict[str, float]:
             delattr(owner, name)  # the method is there again
         else:
             setattr(owner, name, whole)
-    return {name: statistics.median(seconds) for name, seconds in parts.items()}
+    return parts
+
+
+def submit_result(model: str, batch: int, parts: dict[str, list[float]], *, early: bool) -> Result:
+    """Microseconds of `submit`, with its parts in the note."""
+    seconds = parts["submit"]
+    size = -(-len(seconds) // NUM_SAMPLES)
+    samples = [1e6 * statistics.median(seconds[at : at + size]) for at in range(0, len(seconds), size)]
+    words = ", ".join(f"{name.strip('_')} {1e6 * statistics.median(own):.0f}" for name, own in parts.items())
+    case = f"{model}-b{batch}{'-early' if early else ''}"
+    note = f"kernels {'start early' if early else 'one after the other'}, medians in us: {words}"
+    return result("submit", case, "microseconds", "us", samples, predicted=PREDICTED_US, note=note)
 
 
 def main() -> None:
     """Every batch by both."""
-    source = open_model(f"random:{sys.argv[1] if len(sys.argv) > 1 else 'qwen3-0.6b'}", Path())
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
-    profile, _ = profile_device(found, CACHE)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="qwen3-0.6b")
+    parser.add_argument("--out", type=Path, help="a JSON file for the raw results, written anew with each batch")
+    options = parser.parse_args()
+    source = open_model(f"random:{options.model}", Path())
+    profile, _ = profile_device(usable_gpu(), CACHE)
     plan, _ = plan_for(profile, source.config, LIMITS, Switches())
     plan = replace(plan, graph_batch_sizes=BATCHES, mixed_graph_tokens=(), num_blocks=min(plan.num_blocks, 8192))
     loaded = Loaded(source)
+    results: list[Result] = []
     for early in (0, BATCHES[-1]):
         device = loaded.device(replace(plan, dependent_max_batch=early))
         for batch in BATCHES:
-            parts = measure(device, batch)
-            words = ", ".join(f"{name.strip('_')} {1e6 * seconds:.0f}" for name, seconds in parts.items())
-            print(f"batch {batch}, {'kernels start early' if early else 'one after the other'}: {words} us", flush=True)
+            one = submit_result(options.model, batch, measure(device, batch), early=bool(early))
+            results.append(one)
+            print(f"batch {batch}, {one['note']}", flush=True)
+            keep(options.out, "", profile.device.index, results, command="python -m benchmarks.submit_gpu")
         device.close()
 
 

@@ -83,8 +83,10 @@ def result(bench: str, case: str, metric: str) -> dict[str, Any]:
 
 
 def test_engine(kept: Kept) -> None:
-    (one,) = kept(engine_gpu, {"decode": giving(result("decode", "b1", "ms_per_step"))}, "qwen.json")
-    assert one["case"] == "b1" and one["predicted"] == 1e3
+    pair = (result("decode", "b1", "ms_per_step"), engine_gpu.host_result(1, SAMPLES, 0.95))
+    step, host = kept(engine_gpu, {"decode": giving(pair)}, "qwen.json")
+    assert step["case"] == "b1" and step["predicted"] == 1e3
+    assert (host["bench"], host["case"], host["predicted"]) == ("host_step", "b1", engine_gpu.HOST_PREDICTED[1])
 
 
 def test_embeddings(kept: Kept) -> None:
