@@ -1,13 +1,15 @@
 """Whether the device ever waits for the host in steady decode, read from a trace, and whether running ahead changes an answer.
 
-python tests/gpu/check_overlap.py [MODEL] [--device cuda] [--batch 256] [--tokens 128]      exit 1 when a check is off
+PYTHONPATH=. python tests/gpu/check_overlap.py [MODEL] [--device cuda] [--batch 256] [--tokens 128] [--out FILE.json] [--traces DIR]
+    exit 1 when a check is off
 
 The overlap is looked at in the usual plan: with plain sampling and with top-k and top-p no device may wait; where a step's sampling
 hangs on the text before it, a device may wait for a host that works longer than the device, and only then. That is told as SLOW. The host's work itself is a
 figure for benchmarks: it is printed beside its bar and decides nothing here. Answers are compared in a deterministic plan, where a
 batch that is composed otherwise changes no bit, so that none may differ.
 
-Traces for ui.perfetto.dev and overlap.json are left in --out. The same check runs without a GPU on `--device null`.
+Traces for ui.perfetto.dev are left in DIR, and FILE.json gets what benchmarks.record_gpu records: a sample a third of the steady
+steps, one behind the other. The same check runs without a GPU on `--device null`, of which no record is made.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.card import Result, keep, result
 
 from dragoman_agent.device.base import Device
 from dragoman_agent.engine.core import EngineCore
@@ -45,6 +49,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "grammar": {"grammar": GrammarSpec("regex", "[a-z ]{1,400}")},
     "bad-words": {"bad_word_ids": [[5, 6], [7]]},
 }
+NUM_PARTS = 3  # of the steady steps, a sample each
+COMMAND = "python tests/gpu/check_overlap.py"
 LATE = ("penalties", "grammar", "bad-words")  # whose sampling hangs on the text before
 
 
@@ -58,11 +64,15 @@ class Overlap:
     step: float  # median seconds of a step
 
 
-def read_overlap(path: Path, batch: int) -> Overlap:
-    """From a trace of one run."""
+def steady_pairs(path: Path, batch: int) -> list[tuple[Any, Any]]:
+    """Steps of the full batch that follow each other in a trace of one run."""
     events = [e for e in json.loads(path.read_text()) if e["ph"] == "X" and e["tid"] == 2]
     steps = sorted((e for e in events if e["args"]["decode_tokens"] == batch), key=lambda e: e["args"]["step"])
-    pairs = [(a, b) for a, b in itertools.pairwise(steps) if b["args"]["step"] == a["args"]["step"] + 1][2:]
+    return [(a, b) for a, b in itertools.pairwise(steps) if b["args"]["step"] == a["args"]["step"] + 1][2:]
+
+
+def overlap_of(pairs: Sequence[tuple[Any, Any]]) -> Overlap:
+    """What such pairs say."""
     ends = [a["ts"] + a["dur"] for a, _ in pairs]
     return Overlap(
         len(pairs),
@@ -70,6 +80,26 @@ def read_overlap(path: Path, batch: int) -> Overlap:
         statistics.median(b["ts"] - end for (_, b), end in zip(pairs, ends, strict=True)) * 1e-6,
         statistics.median(a["dur"] for a, _ in pairs) * 1e-6,
     )
+
+
+def thirds(steps: Sequence[Any]) -> list[Sequence[Any]]:
+    """`NUM_PARTS` parts in order, without empty ones."""
+    bounds = [len(steps) * part // NUM_PARTS for part in range(NUM_PARTS + 1)]
+    return [steps[begin:end] for begin, end in itertools.pairwise(bounds) if end > begin]
+
+
+def results_of(model: str, kind: str, batch: int, pairs: Sequence[tuple[Any, Any]], host: Sequence[float]) -> list[Result]:  # fmt: skip
+    """Of the steady steps of a kind of request: `host` seconds of each."""
+    whole, parts = overlap_of(pairs), [overlap_of(part) for part in thirds(pairs)]
+    note = f"{model}, batch {batch}: {whole.num_steps} steps of {whole.step * 1e3:.3f} ms in {len(parts)} parts"
+    bar = f"{note}; bar {MAX_GAP * whole.step * 1e6:.0f} us, {MAX_GAP:.0%} of a step"
+    worked = [1e6 * statistics.median(part) for part in thirds(host)]
+    limit = f"; bar {MAX_HOST_SECONDS * 1e6:.0f} us" if kind == "plain" else ""
+    return [
+        result("overlap", kind, "gap_microseconds", "us", [1e6 * one.gap for one in parts], predicted=0.0, note=bar),
+        result("overlap", kind, "handed_over_early", "share", [one.early for one in parts], predicted=1.0, note=note),
+        result("overlap", kind, "host_microseconds", "us", worked, note=f"{note}; a trace is written meanwhile{limit}"),
+    ]
 
 
 def requests(kind: str, batch: int, num_tokens: int, label: str) -> list[Start]:
@@ -105,14 +135,15 @@ def judge(found: Overlap, host: float, *, is_late: bool) -> str:
     return "SLOW" if is_late and host > found.step else "OFF"
 
 
-def check_overlap(make: Any, out: Path, kind: str, batch: int, num_tokens: int, host_limit: float) -> dict[str, Any]:
-    """One kind of request in steady state: what was seen, and the verdict."""
-    trace = TraceWriter(out / kind)
+def check_overlap(make: Any, traces: Path, model: str, kind: str, batch: int, num_tokens: int, host_limit: float) -> tuple[dict[str, Any], list[Result]]:  # fmt: skip
+    """One kind of request in steady state: what was seen with the verdict, and the raw results."""
+    trace = TraceWriter(traces / kind)
     core = make(trace=trace)
     frames: list[Step] = []
     run_all(core, requests(kind, batch, num_tokens, "trace"), on_step=frames.append)
     trace.close()
-    found = read_overlap(trace.path, batch)
+    pairs = steady_pairs(trace.path, batch)
+    found = overlap_of(pairs)
     pure = [f.host_seconds for f in frames if f.load.decode_tokens == batch and not f.load.prefill_tokens]
     host = statistics.median(pure)
     verdict = judge(found, host, is_late=kind in LATE)
@@ -132,7 +163,8 @@ def check_overlap(make: Any, out: Path, kind: str, batch: int, num_tokens: int, 
         flush=True,
     )
     seen = {"kind": kind, "batch": batch, "verdict": verdict, "host_seconds": host, **asdict(found)}
-    return seen | ({"host_limit_seconds": host_limit} if kind == "plain" else {})
+    seen |= {"host_limit_seconds": host_limit} if kind == "plain" else {}
+    return seen, results_of(model, kind, batch, pairs, pure)
 
 
 def check_answers(make: Any, kind: str, batch: int, num_tokens: int) -> int:
@@ -207,30 +239,43 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "null"), default="cuda")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-trace")
+    parser.add_argument("--out", type=Path, help="a JSON file for the raw results")
+    parser.add_argument("--traces", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-trace")
     parser.add_argument(
         "--host-limit", type=float, default=MAX_HOST_SECONDS, help="the bar, in seconds of host work a step"
     )
     options = parser.parse_args(argv)
     seen: list[dict[str, Any]] = []
-    num_off = 0
+    results: list[Result] = []
+    off: dict[str, int] = {}
 
-    def keep() -> None:
+    def save() -> None:
         """What was found so far: a run that is ended has it."""
-        options.out.mkdir(parents=True, exist_ok=True)
-        body = {"overlap": seen, "answers_off": num_off}
-        (options.out / "overlap.json").write_text(json.dumps(body, indent=1) + "\n")
+        name = options.model if options.device == "cuda" else options.device
+        words = ", ".join(kind for kind, differ in off.items() if differ) or "none"
+        answers = result(
+            "overlap", "answers", "identical_answers", "share", [1.0 - differ for differ in off.values()],
+            predicted=1.0, value="min", note=f"{name}, run ahead and waited for, a sample a kind of request; differing: {words}",
+        )  # fmt: skip
+        keep(
+            options.out, "", 0 if options.device == "cuda" else None, [*results, answers], command=f"{COMMAND} {name}",
+            overlap=seen, answers_off=sum(off.values()),
+        )  # fmt: skip
 
     with cores(options, deterministic=True) as make:
         for kind in KINDS:
-            num_off += check_answers(make, kind, min(options.batch, 16), min(options.tokens, 48))
-            keep()
+            off[kind] = check_answers(make, kind, min(options.batch, 16), min(options.tokens, 48))
+            save()
     with cores(options, deterministic=False) as make:
         for kind in KINDS:
             batch = options.batch if kind == "plain" else min(options.batch, 32)
-            seen.append(check_overlap(make, options.out, kind, batch, options.tokens, options.host_limit))
-            keep()
-    return 1 if num_off or any(one["verdict"] == "OFF" for one in seen) else 0
+            one, found = check_overlap(
+                make, options.traces, options.model, kind, batch, options.tokens, options.host_limit
+            )
+            seen.append(one)
+            results += found
+            save()
+    return 1 if any(off.values()) or any(one["verdict"] == "OFF" for one in seen) else 0
 
 
 if __name__ == "__main__":
