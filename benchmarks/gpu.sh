@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
-#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|plan|quote|start|tiers|rows] [MODEL...]
+#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|plan|quote|start|tiers|rows|peer] [MODEL...]
 # probe: the probe against itself, an independent measurement and ncu; the checks of facts, counters and device operations.
 # pal: step model, the ablation's twelve cells in one run, another card's profile. plan: plan quality, a small card out of this one;
 # quicker after pal on the same machine, whose kernels are timed by then.
+# peer: ours and transformers in the same minutes; without MODEL the two small ones, each with half of the time.
 # The raw results and logs go to OUT/GROUP.tar, packed anew every few seconds and at the end, so that a machine that is taken
 # away has left them; benchmarks.record_gpu records the *.json in it.
 set -uo pipefail
@@ -40,6 +41,19 @@ elif [ "$group" = rows ]; then
   LIMIT=90 run python3 -m benchmarks.step_kernels_gpu "${models%% *}"
 elif [ "$group" = start ]; then
   run python3 -m benchmarks.start_gpu qwen3-0.6b --out "$work/start.json"
+elif [ "$group" = peer ]; then
+  names=(${*:-qwen3-0.6b llama-3.2-1b})
+  begun=0
+  for model in "${names[@]}"; do
+    begun=$((begun + 1))
+    LIMIT=130 run python3 -m benchmarks.engine_gpu "$model" --benches decode,prefill --out "$work/$model.json"
+    ours=()
+    [ -e "$work/$model.json" ] && ours=(--ours "$work/$model.json")
+    # Each model ends with its share of the time; 20 s are an end too, where a limit of 0 would be none.
+    left=$((530 * begun / ${#names[@]} - SECONDS))
+    left=$((left > 20 ? left : 20))
+    LIMIT=$left run python3 -m benchmarks.peer_transformers "$model" "${ours[@]}" --seconds $((left - 8)) --out "$work/$model-transformers.json"
+  done
 elif [ "$group" = pal ]; then
   LIMIT=530 run python3 -m benchmarks.pal_gpu $models --only step_model,ablation,wrong_profile --out "$work" --seconds 470
 elif [ "$group" = plan ]; then

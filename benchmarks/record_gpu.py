@@ -1,6 +1,6 @@
 """Records what was measured on a GPU machine: python -m benchmarks.record_gpu [--commit HASH] OUT/*.json
 
-Takes raw results as `benchmarks.card.keep` writes them (the benchmarks ending in `_gpu`, `small_card`, `quote`, `tiers`, and checks of tests/gpu whose
+Takes raw results as `benchmarks.card.keep` writes them (the benchmarks ending in `_gpu`, `peer_transformers`, `small_card`, `quote`, `tiers`, and checks of tests/gpu whose
 figures are recorded), what `tests/gpu/check_probe.py` and `check_indices.py` write, and the verdicts of `gpu_checks` (checks.json, with its environment.json
 beside it); other files that lie there, and results of a machine without a card, are named and left. A GPU machine need not have the repository's history: --commit says which one its files were.
 """

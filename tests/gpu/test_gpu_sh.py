@@ -43,15 +43,15 @@ def start(tmp_path: Path, seconds: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
 
 
-def commands(tmp_path: Path, group: str) -> list[list[str]]:
-    """What a group runs: `python3` says how it is called and under which limits."""
+def commands(tmp_path: Path, group: str, *models: str, then: str = "") -> list[list[str]]:
+    """What a group runs: `python3` says how it is called and under which limits, and does what is in `then`."""
     python = tmp_path / "python3"
-    python.write_text('#!/bin/sh\necho "ran $DRAGOMAN_SM_LIMIT $@ ${OUT:+out=$OUT}"\n')
+    python.write_text(f'#!/bin/sh\necho "ran $DRAGOMAN_SM_LIMIT $@ ${{OUT:+out=$OUT}}"\n{then}\n')
     python.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "PACK_SECONDS": "60"}
     for name in ("DRAGOMAN_SM_LIMIT", "OUT"):
         environ.pop(name, None)
-    command = ["bash", str(SCRIPT), str(tmp_path / "out"), group]
+    command = ["bash", str(SCRIPT), str(tmp_path / "out"), group, *models]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40, check=True)
     return [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ran ")]
 
@@ -71,6 +71,26 @@ def test_every_part_of_the_hardware_layers_figures_is_in_a_group(tmp_path: Path)
     known = {check.name for check in gpu_checks.all_checks(gpu_checks.MODELS, tmp_path)}
     assert set(only) <= known and only, "each by its whole name"
     assert probe[1][-1] == f"out={probe[1][2]}", "where a check leaves its figures is what is packed"
+
+
+def test_the_peer_is_run_right_behind_each_model_of_ours(tmp_path: Path) -> None:
+    """With our results where there are any, and within the nine minutes."""
+    ran = commands(
+        tmp_path, "peer", then='case "$2 $3" in *engine_gpu*qwen*) for last; do :; done; echo {} > "$last";; esac'
+    )
+    assert [run[1:3] for run in ran] == [
+        [f"benchmarks.{name}", model]
+        for model in ("qwen3-0.6b", "llama-3.2-1b")
+        for name in ("engine_gpu", "peer_transformers")
+    ]
+    ours, theirs, _, alone = ran
+    assert ours[ours.index("--benches") + 1] == "decode,prefill"
+    assert theirs[theirs.index("--ours") + 1] == ours[-1] and "--ours" not in alone
+    assert len({run[-1] for run in ran}) == 4, "a file each"
+    seconds = [int(run[run.index("--seconds") + 1]) for run in (theirs, alone)]
+    assert 230 < seconds[0] < 260 and 500 < seconds[1] < 530
+    (_, one) = commands(tmp_path, "peer", "qwen3-8b")
+    assert one[2] == "qwen3-8b" and 500 < int(one[one.index("--seconds") + 1]) < 530
 
 
 def test_results_leave_while_the_benchmark_runs(tmp_path: Path) -> None:
