@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmarks import record_gpu
 from tests.agent.device.conformance.subjects import plan_of
 from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 
@@ -75,6 +77,39 @@ def test_both_tiers_pass_where_bringing_does_not_pay(
     assert check.main(["--device", kind, "--tokens", str(num_tokens)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "ok" and sum("so that it computes" in line for line in said) == 2
+
+
+def test_rates_and_round_trips_are_recorded(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "engine", engine)
+    path = tmp_path / "new" / "tiers.json"
+    assert check.main(["m", "--device", "cpu", "--tokens", "40", "--out", str(path)]) == 0
+    seen = json.loads(path.read_text())
+    found = {(one["case"], one["metric"]): one for one in seen["results"]}
+    assert set(found) == {("m-host", "identical_answers"), ("m-disk", "identical_answers")}, "no link, no share of it"
+    assert found["m-disk", "identical_answers"]["samples"] == [1.0] * 3 and seen["clocks_mhz"] == []
+    assert check.round_trip_result("m", "disk", 40, ["disk: wrong"])["samples"] == [0.0, 1.0, 1.0]
+    said = capsys.readouterr().out
+    assert "of 20 copies of" in said and "GB/s" in said
+
+
+def test_each_copy_is_a_sample_of_the_share_of_the_link(check: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    out = check.Copies("out", 1000, (4.0, 2.0, 3.0), (3.0, 3.0, 3.0), (1.25, 1.25))
+    back = check.Copies("in", 1000, (1.0, 1.0, 1.0), (0.1, 0.1, 0.1), ())
+    results = check.rate_results("m", (out, back), 1000.0)
+    card = {"driver": "1", "clocks_mhz": [1, 2], "device": "a card", "versions": {}}
+    made = record_gpu.records_of({"model": "", "results": results, "command": "python x", **card})
+    assert [(one["case"], one["metric"], one["value"]) for one in made] == [
+        ("m-host", "out_share_of_link", 0.333333), ("m-host", "in_share_of_link", 1.0),
+    ]  # fmt: skip
+    assert made[0]["peer"]["value"] == 0.8 and "peer" not in made[1]
+    assert "hands a copy over in 100% of its seconds" in made[0]["note"]
+    assert check.rate_results("m", (out, back), 0.0) == []
+    assert check.check_rates((out, back), 1000.0) == []
+    (problem,) = check.check_rates((out, back), 1001.0)
+    assert problem.startswith("out runs at 50% of the link's rate, at least 50% was expected; the host hands")
+    capsys.readouterr()
 
 
 def off(check: ModuleType, tier: str, folder: Path, *, brings: bool = True) -> list[str]:
