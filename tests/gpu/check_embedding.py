@@ -1,6 +1,9 @@
 """Vectors of Qwen3-Embedding's layout and of Qwen3-0.6B's shape on a GPU, random weights, against what we did not write.
 
-python tests/gpu/check_embedding.py      one line a check; exit 1 when one is off. sentence-transformers is used where it is
+PYTHONPATH=. python tests/gpu/check_embedding.py [--out FILE.json]      one line a check; exit 1 when one is off
+
+sentence-transformers is used where it is installed; which libraries were compared with is told, also in what benchmarks.record_gpu
+records of FILE.json: the cosine and the bits of each text are samples, and the ratio of each quarter of the texts.
 
 A library multiplies other numbers of rows in other orders, so that a text in company is equal to the text alone within the rounding
 of bfloat16: transformers' own distance in bfloat16 from float32 is the measure. In a deterministic plan every bit is equal.
@@ -8,11 +11,12 @@ of bfloat16: transformers' own distance in bfloat16 from float32 is the measure.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from benchmarks.card import Result, keep, result
 from tests.agent.model.embedding_model import save_embedding_model
 
 from dragoman_agent.device.cuda import CudaDevice
@@ -47,11 +52,56 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.02,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+MODEL = "qwen3-embedding-0.6b"
+COMMAND = "python tests/gpu/check_embedding.py"
 NUM_WORDS = (1, 3, 17, 60, 61, 150, 400, 900)
 MIN_COSINE = 0.999  # bfloat16 against float32
 DEVICE = "cuda"
 MAX_RATIO = 1.2  # of a distance of ours to transformers' own in bfloat16 from float32
+NUM_PARTS = 4  # of the texts, one of each number of words in each
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Report:
+    """Prints what was found, keeps it as raw results, and counts what is off."""
+
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+        self.num_off = 0
+
+    def cosines(self, name: str, ours: Vectors, theirs: Vectors, *, note: str) -> None:
+        """Off when the worst is below `MIN_COSINE`."""
+        found = (ours.astype(np.float64) * theirs).sum(axis=1)
+        is_good = bool(found.min() >= MIN_COSINE)
+        text = f"least cosine of {len(ours)} texts {found.min():.6f}, at least {MIN_COSINE}"
+        self._add(name, "cosine", "1", found.tolist(), "min", f"{note}; {text}", is_good=is_good)
+        print(f"{'ok' if is_good else 'OFF'} embedding, {name}: {text}", flush=True)
+
+    def ratios(self, name: str, ours: Vectors, theirs: Vectors, rounding: Vectors, *, note: str) -> None:
+        """Distance over that of `rounding`, what transformers' own in bfloat16 is off: off when above `MAX_RATIO`."""
+        distance = ours - theirs
+        ratio = float(np.linalg.norm(distance) / np.linalg.norm(rounding))
+        parts = [
+            float(np.linalg.norm(distance[part::NUM_PARTS]) / np.linalg.norm(rounding[part::NUM_PARTS]))
+            for part in range(NUM_PARTS)
+        ]
+        is_good = ratio <= MAX_RATIO
+        text = f"distance over transformers' rounding {ratio:.3f}, at most {MAX_RATIO}"
+        self._add(name, "distance_over_rounding", "ratio", parts, "", f"{note}; {text}, of all texts", is_good=is_good)
+        print(f"{'ok' if is_good else 'OFF'} embedding, {name}: {text}", flush=True)
+
+    def bits(self, name: str, found: Sequence[bytes], together: Sequence[bytes]) -> None:
+        """Off when one text differs."""
+        same = [a == b for a, b in zip(found, together, strict=True)]
+        text = f"{sum(same)} of {len(same)} texts have the same bits"
+        self._add(name, "identical_bits", "share", same, "min", text, is_good=all(same))
+        print(f"{'ok' if all(same) else 'OFF'} embedding, {name}: {text}", flush=True)
+
+    def _add(self, name: str, metric: str, unit: str, samples: Sequence[float], value: str, note: str, *, is_good: bool) -> None:  # fmt: skip
+        case = f"{MODEL}-{name.replace(',', '').replace(' ', '-')}"
+        more: dict[str, Any] = {"value": value} if value else {}
+        self.results.append(result("embedding", case, metric, unit, samples, predicted=1.0, note=note, **more))
+        self.num_off += not is_good
 
 
 def texts() -> list[str]:
@@ -83,25 +133,11 @@ def reference(directory: Path, prompts: list[list[int]], dtype: torch.dtype) -> 
     return torch.nn.functional.normalize(torch.stack(rows), dim=1).cpu().numpy()
 
 
-def report(name: str, ours: Vectors, theirs: Vectors, least: float) -> int:
-    """Print the worst cosine; 1 when it is below `least`."""
-    worst = float((ours.astype(np.float64) * theirs).sum(axis=1).min())
-    print(f"embedding, {name}: least cosine of {len(ours)} texts {worst:.6f}, at least {least}", flush=True)
-    return int(not worst >= least)
-
-
-def report_ratio(name: str, ours: Vectors, theirs: Vectors, rounding: float) -> int:
-    """Print the distance over `rounding`; 1 when it is above `MAX_RATIO` of that."""
-    ratio = float(np.linalg.norm(ours - theirs)) / rounding
-    print(f"embedding, {name}: distance over transformers' rounding {ratio:.3f}, at most {MAX_RATIO}", flush=True)
-    return int(not ratio <= MAX_RATIO)
-
-
-def check_transformers(exact: Vectors, rounding: float, ours: Vectors) -> int:
+def check_transformers(report: Report, name: str, exact: Vectors, rounding: Vectors, ours: Vectors) -> None:
     """Against float32, and our error beside that of transformers in bfloat16."""
-    return report("transformers in float32", ours, exact, MIN_COSINE) + report_ratio(
-        "transformers in float32", ours, exact, rounding
-    )
+    note = f"transformers {transformers.__version__} in float32, random weights"
+    report.cosines(name, ours, exact, note=note)
+    report.ratios(name, ours, exact, rounding, note=note)
 
 
 def in_company(core_of: Any, ids: list[list[int]]) -> dict[str, list[bytes]]:
@@ -117,39 +153,33 @@ def in_company(core_of: Any, ids: list[list[int]]) -> dict[str, list[bytes]]:
     }
 
 
-def check_company(core_of: Any, ids: list[list[int]], together: Vectors, rounding: float) -> int:
+def check_company(report: Report, core_of: Any, ids: list[list[int]], together: Vectors, rounding: Vectors) -> None:
     """Alone, beside others and all together: no further apart than rounding to bfloat16 puts them."""
-    return sum(
-        report_ratio(name, unit_vectors(found, None), together, rounding)
-        for name, found in in_company(core_of, ids).items()
-    )
-
-
-def check_bits(core_of: Any, ids: list[list[int]], together: list[bytes]) -> int:
-    """The same in a deterministic plan: every bit is equal."""
-    bad = 0
     for name, found in in_company(core_of, ids).items():
-        num_equal = sum(a == b for a, b in zip(found, together, strict=True))
-        print(f"embedding, deterministic, {name}: {num_equal} of {len(ids)} texts have the same bits", flush=True)
-        bad += num_equal != len(ids)
-    return bad
+        report.ratios(name, unit_vectors(found, None), together, rounding, note="against all texts at once, ours both")
 
 
-def check_sentence_transformers(directory: Path, source: ModelSource, core_of: Any) -> int:
+def check_bits(report: Report, core_of: Any, ids: list[list[int]], together: list[bytes]) -> None:
+    """The same in a deterministic plan: every bit is equal."""
+    for name, found in in_company(core_of, ids).items():
+        report.bits(f"deterministic, {name}", found, together)
+
+
+def check_sentence_transformers(report: Report, directory: Path, source: ModelSource, core_of: Any) -> None:
     """The library that the publisher names, with and without the prompt of queries."""
     if importlib.util.find_spec("sentence_transformers") is None:
         print("SKIPPED: sentence-transformers is not installed; checked against transformers alone", flush=True)
-        return 0
-    from sentence_transformers import SentenceTransformer
+        return
+    from sentence_transformers import SentenceTransformer, __version__
 
     model = SentenceTransformer(str(directory), device=DEVICE, model_kwargs={"dtype": torch.float32})
-    tokenizer, bad = TextTokenizer.from_files(source.tokenizer), 0
+    tokenizer = TextTokenizer.from_files(source.tokenizer)
     for prompt_name in (None, "query"):
         prefix = source.embedding.prefix(prompt_name, None)
         ours = embed(core_of(), [tokenizer.encode(prefix + text) for text in texts()])
         theirs = model.encode(texts(), prompt_name=prompt_name, batch_size=8)
-        bad += report(f"sentence-transformers, prompt {prompt_name}", ours, theirs, MIN_COSINE)
-    return bad
+        name = f"sentence-transformers, {'no prompt' if prompt_name is None else f'prompt {prompt_name}'}"
+        report.cosines(name, ours, theirs, note=f"sentence-transformers {__version__} in float32, random weights")
 
 
 @contextmanager
@@ -168,8 +198,12 @@ def cores(profile: Profile, source: ModelSource, *, deterministic: bool) -> Iter
         torch.cuda.empty_cache()
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Write the model, load it, run all checks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="a JSON file for the raw results")
+    options = parser.parse_args(argv)
+    report = Report()
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "qwen3-embedding"
         save_embedding_model(directory, dtype=torch.bfloat16, **SHAPE)
@@ -180,17 +214,24 @@ def main() -> int:
         encode = TextTokenizer.from_files(source.tokenizer).encode
         ids = [encode(text) for text in texts()]
         exact = reference(directory, ids, torch.float32)
-        rounding = float(np.linalg.norm(reference(directory, ids, torch.bfloat16) - exact))
+        rounding = reference(directory, ids, torch.bfloat16) - exact
+
+        def save() -> None:
+            keep(options.out, "", profile.device.index, report.results, command=COMMAND)
+
         with cores(profile, source, deterministic=False) as core_of:
             together = embed(core_of(), ids)
-            bad = check_transformers(exact, rounding, together)
-            bad += check_company(core_of, ids, together, rounding)
-            bad += check_sentence_transformers(directory, source, core_of)
+            check_transformers(report, "transformers", exact, rounding, together)
+            check_company(report, core_of, ids, together, rounding)
+            save()
+            check_sentence_transformers(report, directory, source, core_of)
+            save()
         with cores(profile, source, deterministic=True) as core_of:
             raw = raw_vectors(core_of(), ids)
-            bad += check_transformers(exact, rounding, unit_vectors(raw, None))
-            bad += check_bits(core_of, ids, raw)
-    return 1 if bad else 0
+            check_transformers(report, "deterministic, transformers", exact, rounding, unit_vectors(raw, None))
+            check_bits(report, core_of, ids, raw)
+            save()
+    return 1 if report.num_off else 0
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
+from benchmarks import record_gpu
 from tests.agent.model.embedding_model import save_embedding_model
 
 from dragoman.step_model import StepModel
@@ -87,15 +87,26 @@ def test_the_checks_pass_on_our_vectors_and_tell_of_others(
 ) -> None:
     ids = ids_of(checks, source)
     exact = checks.reference(directory, ids, torch.float32)
-    rounding = float(np.linalg.norm(checks.reference(directory, ids, torch.bfloat16) - exact))
+    rounding = checks.reference(directory, ids, torch.bfloat16) - exact
     with cores(source, TORCH_FLOAT32) as core_of:
-        ours = checks.embed(core_of(), ids)
-        assert checks.check_company(core_of, ids, ours, rounding) == 0
-        assert checks.check_transformers(exact, rounding, ours) == 0
-        assert checks.check_sentence_transformers(directory, source, core_of) == 0
-        assert capsys.readouterr().out.count("at most") == 3
-        assert checks.check_company(core_of, ids, ours[::-1], rounding) == 2
-        assert checks.check_transformers(exact, rounding, ours[::-1]) == 2
+        ours, good, bad = checks.embed(core_of(), ids), checks.Report(), checks.Report()
+        checks.check_company(good, core_of, ids, ours, rounding)
+        checks.check_transformers(good, "transformers", exact, rounding, ours)
+        checks.check_sentence_transformers(good, directory, source, core_of)
+        assert good.num_off == 0 and capsys.readouterr().out.count("at most") == 3
+        checks.check_company(bad, core_of, ids, ours[::-1], rounding)
+        checks.check_transformers(bad, "transformers", exact, rounding, ours[::-1])
+        assert bad.num_off == 4 and capsys.readouterr().out.count("OFF ") == 4
+    card = {"driver": "1", "clocks_mhz": [1, 2], "device": "a card", "versions": {}}
+    made = record_gpu.records_of({"model": "", "results": good.results, "command": "python x", **card})
+    found = {(one["case"].removeprefix("qwen3-embedding-0.6b-"), one["metric"]): one for one in made}
+    assert set(found) >= {
+        ("transformers", "cosine"), ("transformers", "distance_over_rounding"),
+        ("one-at-a-time", "distance_over_rounding"), ("beside-16-requests-in-decode", "distance_over_rounding"),
+    }  # fmt: skip
+    cosine, ratio = (found["transformers", metric] for metric in ("cosine", "distance_over_rounding"))
+    assert len(cosine["samples"]) == len(ids) and cosine["value"] == min(cosine["samples"]) > 0.999
+    assert len(ratio["samples"]) == checks.NUM_PARTS and "transformers 5" in ratio["note"]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which is not installed")
@@ -105,7 +116,10 @@ def test_one_bit_that_differs_is_told(
     ids = ids_of(checks, source)
     with cores(source, NATIVE_FLOAT32) as core_of:  # computes each row by itself
         raw = checks.raw_vectors(core_of(), ids)
-        assert checks.check_bits(core_of, ids, raw) == 0
+        report = checks.Report()
+        checks.check_bits(report, core_of, ids, raw)
+        assert report.num_off == 0 and report.results[0]["samples"] == [1.0] * len(ids)
         raw[3] = bytes([raw[3][0] ^ 1]) + raw[3][1:]
-        assert checks.check_bits(core_of, ids, raw) == 2
+        checks.check_bits(report, core_of, ids, raw)
+        assert report.num_off == 2 and report.results[-1]["samples"][3] == 0.0
     assert f"{len(ids) - 1} of {len(ids)} texts have the same bits" in capsys.readouterr().out
