@@ -1,9 +1,10 @@
 """Every check of tests/gpu on this machine's GPU, beside each other as far as memory goes, each with a time limit of its own.
 
-    python -m benchmarks.gpu_checks OUT [--models qwen3-0.6b,...] [--only NAME,...] [--seconds 500]
+    python -m benchmarks.gpu_checks OUT [--models qwen3-0.6b,...] [--only NAME,...] [--skip NAME,...] [--seconds 500]
 
-Prints a line a check and the end of what a failed one said; all that they said goes to OUT/<check>.log, the verdicts to
-OUT/checks.json, which benchmarks.record_gpu records with OUT/environment.json beside it. What is new in tests/gpu is run too. What never ran on a GPU comes first, long checks that always passed come last.
+Prints a line a check and the end of what a failed one said; all that they said goes to OUT/<check>.log, the figures of those that have
+some to OUT/<check>.json, the verdicts to OUT/checks.json, the card to OUT/environment.json: benchmarks.record_gpu records OUT/*.json.
+What is new in tests/gpu is run too. What never ran on a GPU comes first, long checks that always passed come last.
 Exit 1 when a check failed or ran past its own limit; 3 when none did and the time for all ended before some had theirs.
 """
 
@@ -63,23 +64,46 @@ class Running:
     begun: float
 
 
-def script(name: str, *arguments: str, **settings: Any) -> Check:
-    """A file of tests/gpu."""
+def script(name: str, *arguments: str, out: Path | None = None, **settings: Any) -> Check:
+    """A file of tests/gpu. In `out` it leaves its figures."""
     label = "-".join([name, *arguments]).removeprefix("check_")
-    return Check(label, (sys.executable, f"tests/gpu/{name}.py", *arguments), **settings)
+    return Check(label, (sys.executable, f"tests/gpu/{name}.py", *arguments, *_into(out, label)), **settings)
+
+
+def _into(out: Path | None, label: str) -> tuple[str, ...]:
+    return ("--out", str(out.absolute() / f"{_stem(label)}.json")) if out else ()
+
+
+def _stem(label: str) -> str:
+    return label.replace("/", "_").replace(":", "_")
+
+
+def figure_checks(model: str, out: Path) -> list[Check]:
+    """Those that time or count what is recorded, and so have the card to themselves."""
+
+    def timed(label: str, *command: str, limit: float, rank: int = USUAL) -> Check:
+        return Check(label, (sys.executable, *command, *_into(out, label)), 100, limit, alone=True, rank=rank)
+
+    traces = ("--traces", str(out.absolute() / "traces"))
+    return [
+        script("check_tiers", model, out=out, gigabytes=100, limit_seconds=150, alone=True, rank=FIRST),
+        timed(f"overlap-{model}", "tests/gpu/check_overlap.py", model, *traces, limit=150, rank=FIRST),
+        timed("determinism-cost", "tests/gpu/check_determinism.py", "--cost", "--no-rows", limit=160),
+        timed("kv_fp8", "tests/gpu/check_kv_fp8.py", "--speed", "--models", model, limit=120),
+        timed("sampling_gpu", "-m", "benchmarks.sampling_gpu", limit=120),
+        timed("submit_gpu", "-m", "benchmarks.submit_gpu", model, limit=90),
+    ]
 
 
 def all_checks(models: Sequence[str], out: Path, embedded: str = "") -> list[Check]:
-    """Those known here, then whatever else tests/gpu has. Files that a check writes go to a folder of its own in `out`."""
+    """Those known here, then whatever else tests/gpu has. Figures go to `out`."""
     ops = "tests/kernels/triton/check_ops.py"
-    traces = ("--out", str(out.absolute() / "overlap"))
-    overlap = (sys.executable, "tests/gpu/check_overlap.py", models[0], *traces)
     known = [
         script("check_sticky", f"random:{models[0]}", gigabytes=70, limit_seconds=180, alone=True, rank=FIRST),
-        script("check_tiers", models[0], gigabytes=100, limit_seconds=150, alone=True, rank=FIRST),
-        Check(f"overlap-{models[0]}", overlap, 30, 150, alone=True, rank=FIRST),
+        *figure_checks(models[0], out),
         script("check_mixed_graphs", models[0], gigabytes=45, limit_seconds=150, rank=FIRST),
-        script("check_embedding", gigabytes=40, limit_seconds=180, rank=FIRST),
+        script("check_embedding", out=out, gigabytes=40, limit_seconds=180, rank=FIRST),
+        script("check_determinism", out=out, limit_seconds=150),
         script("check_grouping", gigabytes=8, limit_seconds=90, alone=True, rank=FIRST),
         script("check_facts", gigabytes=2, limit_seconds=40, alone=True),
         script("check_indices", gigabytes=8, limit_seconds=80, alone=True),
@@ -91,9 +115,15 @@ def all_checks(models: Sequence[str], out: Path, embedded: str = "") -> list[Che
     ]  # fmt: skip
     if embedded:
         known.append(script("check_engine", embedded, gigabytes=25, limit_seconds=150))
-    named = {Path(check.command[1]).stem for check in known} | {"check_engine", *NOT_CHECKS}
+    named = {file_of(check).stem for check in known} | {"check_engine", *NOT_CHECKS}
     found = sorted(path.stem for path in (ROOT / "tests/gpu").glob("check_*.py"))
     return [*known, *(script(name, limit_seconds=150) for name in found if name not in named)]
+
+
+def file_of(check: Check) -> Path:
+    """What it runs, from the root."""
+    name, module = check.command[1:3] if len(check.command) > 2 else (check.command[1], "")
+    return Path(*module.split(".")).with_suffix(".py") if name == "-m" else Path(name)
 
 
 def cases_of(log: str) -> dict[str, Any]:
@@ -150,7 +180,10 @@ class Runner:
 
     def _start(self, check: Check) -> Running:
         with self._log(check).open("wb") as log:
-            process = subprocess.Popen(check.command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                check.command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "OUT": str(self._out.absolute())},
+            )  # fmt: skip
         return Running(check, process, time.monotonic())
 
     def _ended(self, one: Running) -> bool:
@@ -185,7 +218,7 @@ class Runner:
         return [name for name, one in self.verdicts.items() if one["verdict"] == verdict]
 
     def _log(self, check: Check) -> Path:
-        return self._out / f"{check.name.replace('/', '_').replace(':', '_')}.log"
+        return self._out / f"{_stem(check.name)}.log"
 
 
 def main() -> int:
@@ -194,12 +227,15 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--only", default="", help="names of checks, or beginnings of them")
+    parser.add_argument("--skip", default="", help="names of checks to leave out, or beginnings of them")
     parser.add_argument("--seconds", type=float, default=500.0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     checks = all_checks(options.models.split(","), options.out, os.environ.get("EMBEDDED_MODEL", ""))
     if options.only:
         checks = [one for one in checks if one.name.startswith(tuple(options.only.split(",")))]
+    if options.skip:
+        checks = [one for one in checks if not one.name.startswith(tuple(options.skip.split(",")))]
     runner = Runner(options.out, options.seconds)
     environment = str(options.out.absolute() / "environment.json")
     profile = Check("profile", (sys.executable, "-c", PROFILE, environment), 4, 60, alone=True, rank=FIRST)

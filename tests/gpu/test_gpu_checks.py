@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from benchmarks.gpu_checks import FIRST, LAST, MODELS, ROOT, Check, Runner, all_checks, main
+from benchmarks.gpu_checks import FIRST, LAST, MODELS, ROOT, Check, Runner, all_checks, figure_checks, file_of, main
 
 
 def python(name: str, code: str, **settings: object) -> Check:
@@ -78,10 +78,46 @@ def test_what_never_ran_comes_first_and_what_always_passed_last(tmp_path: Path) 
 
 def test_every_check_of_the_folder_is_run_and_each_file_exists(tmp_path: Path) -> None:
     checks = all_checks(MODELS, tmp_path, embedded="model.gguf")
-    names = {Path(check.command[1]).stem for check in checks}
-    assert names == {path.stem for path in (ROOT / "tests/gpu").glob("check_*.py")} - {"check_probe"} | {"check_ops"}
-    assert all((ROOT / check.command[1]).is_file() for check in checks)
+    names = {file_of(check).stem for check in checks}
+    scripts = {path.stem for path in (ROOT / "tests/gpu").glob("check_*.py")} - {"check_probe"}
+    assert names == scripts | {"check_ops", "sampling_gpu", "submit_gpu"}
+    assert all((ROOT / file_of(check)).is_file() for check in checks)
     assert len({check.name for check in checks}) == len(checks)
     assert [check.name for check in checks if check.rank == FIRST] == [
         "sticky-random:qwen3-0.6b", "tiers-qwen3-0.6b", "overlap-qwen3-0.6b", "mixed_graphs-qwen3-0.6b", "embedding", "grouping",
     ]  # fmt: skip
+
+
+def test_figures_go_to_a_file_named_as_the_check_and_their_scripts_take_the_options(tmp_path: Path) -> None:
+    checks = all_checks(MODELS, tmp_path)
+    out = {one.name: Path(one.command[one.command.index("--out") + 1]) for one in checks if "--out" in one.command}
+    assert {name: path.name for name, path in out.items()} == {name: f"{name}.json" for name in out}
+    assert all(path.parent == tmp_path for path in out.values())
+    assert set(out) == {
+        "tiers-qwen3-0.6b", "overlap-qwen3-0.6b", "determinism", "determinism-cost", "kv_fp8", "embedding", "sampling_gpu",
+        "submit_gpu",
+    }  # fmt: skip
+    assert all(one.alone for one in figure_checks("m", tmp_path)), "what is timed has the card to itself"
+    commands = {one.name: one.command for one in checks}
+    assert "--cost" in commands["determinism-cost"] and "--no-rows" not in commands["determinism"]
+    assert "--speed" in commands["kv_fp8"]
+    for name in out:
+        text = (ROOT / file_of(next(one for one in checks if one.name == name))).read_text()
+        asked = [word for word in commands[name] if word.startswith("--")]
+        assert [word for word in asked if f'"{word}"' not in text] == [], name
+
+
+def test_a_check_is_told_where_its_files_go(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, 30.0)
+    runner.run([python("where", "import os; print('ok', os.environ['OUT'])")])
+    assert (tmp_path / "where.log").read_text() == f"ok {tmp_path}\n"
+
+
+def test_checks_are_chosen_and_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("figures-a", "figures-b", "other")
+    monkeypatch.setattr("benchmarks.gpu_checks.all_checks", lambda *_: [python(name, "pass") for name in names])
+    monkeypatch.setattr("benchmarks.gpu_checks.PROFILE", "pass")
+    for arguments, left in ((["--only", "figures"], names[:2]), (["--skip", "figures"], names[2:]), (["--only", "figures", "--skip", "figures-a"], names[1:2])):  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["gpu_checks", str(tmp_path), *arguments])
+        assert main() == 0
+        assert set(json.loads((tmp_path / "checks.json").read_text())) == {"profile", *left}
