@@ -26,7 +26,7 @@ from dragoman_agent.model.random_source import CONFIG_DIR
 
 BENCH = "peer_transformers"
 PROMPT_TOKENS = 128
-OUTPUTS = 256  # of our decode at 32 and 256 sequences; both batches the same, so that the static cache is as long
+OUTPUTS = 256  # as ours makes at 32 and 256 sequences; at 1 ours makes 512, so its mean context is longer and the peer's static cache shorter
 EAGER_OUTPUTS = 64
 MAX_TOKEN = 10000  # ids of prompts, as in engine_gpu
 REPEATS = 3
