@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks and times the GPU groups; each group ends within nine minutes.
-#   benchmarks/gpu.sh OUT [probe|checks|speed|pal|plan|quote|start|tiers|rows|peer] [MODEL...]
+#   benchmarks/gpu.sh OUT [probe|checks|figures|speed|pal|plan|quote|start|tiers|rows|peer] [MODEL...]
 # probe: the probe against itself, an independent measurement and ncu; the checks of facts, counters and device operations.
+# checks: what is right or wrong, beside each other. figures: the checks that also time or count what is recorded, each with the card to itself.
 # pal: step model, the ablation's twelve cells in one run, another card's profile. plan: plan quality, a small card out of this one;
 # quicker after pal on the same machine, whose kernels are timed by then.
 # peer: ours and transformers in the same minutes; without MODEL the two small ones, each with half of the time.
@@ -23,20 +24,24 @@ packer=$!
 # The last one by us: the packer may have begun its own before the last result came.
 trap 'kill $packer; wait $packer; pack; rm -rf "$work" "$out/.$group."*' EXIT
 run() { echo "== $*"; timeout "${LIMIT:-280}" "$@" || { echo "FAILED ($?): $*"; failed=1; }; }
+# Beginnings of the names of checks whose figures are recorded.
+figures=determinism,kv_fp8,overlap,tiers,embedding,sampling_gpu,submit_gpu
 if [ "$group" = checks ]; then
-  OUT="$work" LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --seconds 500
+  OUT="$work" LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --skip "$figures" --seconds 500
+elif [ "$group" = figures ]; then
+  OUT="$work" LIMIT=530 run python3 -m benchmarks.gpu_checks "$work" --models "${models// /,}" --only "$figures" --seconds 510
 elif [ "$group" = probe ]; then
   LIMIT=260 run python3 tests/gpu/check_probe.py --out "$work"
   OUT="$work" LIMIT=150 run python3 -m benchmarks.gpu_checks "$work" --only facts,indices,device --seconds 140
 elif [ "$group" = quote ]; then
   LIMIT=400 run python3 -m benchmarks.quote --device cuda --out "$work/quote.json"
 elif [ "$group" = tiers ]; then
-  LIMIT=200 run python3 tests/gpu/check_tiers.py qwen3-0.6b
+  LIMIT=200 run python3 tests/gpu/check_tiers.py qwen3-0.6b --out "$work/tiers-qwen3-0.6b.json"
   LIMIT=200 run python3 -m benchmarks.tiers --device cuda --tier host --model random:qwen3-8b --tokens 8192 --out "$work/tiers.json"
 elif [ "$group" = rows ]; then
   LIMIT=150 run python3 -m benchmarks.row_kernels_gpu
-  LIMIT=60 run python3 -m benchmarks.submit_gpu
-  LIMIT=60 run python3 -m benchmarks.sampling_gpu --kernels
+  LIMIT=60 run python3 -m benchmarks.submit_gpu --out "$work/submit_gpu.json"
+  LIMIT=60 run python3 -m benchmarks.sampling_gpu --kernels --out "$work/sampling_gpu.json"
   LIMIT=90 run python3 -m benchmarks.prefill_kernels_gpu
   LIMIT=90 run python3 -m benchmarks.step_kernels_gpu "${models%% *}"
 elif [ "$group" = start ]; then

@@ -93,6 +93,26 @@ def test_the_peer_is_run_right_behind_each_model_of_ours(tmp_path: Path) -> None
     assert one[2] == "qwen3-8b" and 500 < int(one[one.index("--seconds") + 1]) < 530
 
 
+def test_checks_and_figures_are_all_checks_between_them_each_once(tmp_path: Path) -> None:
+    (checks,), (figures,) = (commands(tmp_path, group) for group in ("checks", "figures"))
+    left_out, chosen = checks[checks.index("--skip") + 1], figures[figures.index("--only") + 1]
+    assert left_out == chosen
+    assert all(run[-1] == f"out={run[2]}" and "--models" in run for run in (checks, figures))
+    known = gpu_checks.all_checks(gpu_checks.MODELS, tmp_path)
+    with_figures = {check.name for check in known if "--out" in check.command}
+    assert {check.name for check in known if check.name.startswith(tuple(chosen.split(",")))} == with_figures
+    assert all(any(name.startswith(one) for name in with_figures) for one in chosen.split(","))
+
+
+def test_figures_of_the_other_groups_are_kept(tmp_path: Path) -> None:
+    runs = {
+        run[1] if run[0] == "-m" else run[0]: run for group in ("tiers", "rows") for run in commands(tmp_path, group)
+    }
+    for name in ("tests/gpu/check_tiers.py", "benchmarks.sampling_gpu", "benchmarks.submit_gpu", "benchmarks.tiers"):
+        out = Path(runs[name][runs[name].index("--out") + 1])
+        assert out.suffix == ".json" and out.parent.parent == tmp_path, "in what is packed"
+
+
 def test_results_leave_while_the_benchmark_runs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with start(tmp_path, "0.1") as script:
