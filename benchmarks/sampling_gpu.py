@@ -182,12 +182,12 @@ def look_at(name: str, num: int, vocab: int, *, with_kernels: bool) -> tuple[boo
         print(f"batch {num:3} {name:16} device {statistics.median(plain):7.1f} us, in the step's graph", flush=True)
         return True, results_of(name, num, {"device": plain}, {}, "in the step's graph")
     by_torch, by_host = case.different()
-    launches = case.launches()
     torch_us = {
         "device": 1e6 * sum(by_kernel(case.torch_draw).values()),
         "host": 1e6 * host_seconds(case.torch_draw, 3),
     }
     case.plain()
+    launches = case.launches()
     device = microseconds(lambda: graph_seconds(launches))
     host = microseconds(lambda: host_seconds(case.draw))
     agrees = by_host <= MAX_DIFFERENT
