@@ -85,7 +85,7 @@ def records_of(body: dict[str, Any]) -> list[record.Record]:
             print(f"left out: {model} {bench} {case} has {len(result['samples'])} samples of {record.MIN_NUM_SAMPLES}")
             continue
         anchor = PEER.get((model, bench if bench == "nano" else f"{bench}-{case}"))
-        peer = result.get("peer") or (anchor and {"name": "vllm-0.26.0", "value": anchor})
+        peer = result.get("peer") or ({"name": "vllm-0.26.0", "value": anchor} if anchor else None)
         entry = record.make_record(
             bench=bench,
             case=case_of(model, bench, case),
