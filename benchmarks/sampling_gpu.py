@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.card import Result, keep, result
+from benchmarks.card import Result, keep, result, usable_gpu
 from benchmarks.kernels_gpu import graph_seconds
 from torch.profiler import ProfilerActivity, profile
 
@@ -228,6 +228,7 @@ def main() -> int:
     parser.add_argument("--kernels", action="store_true", help="the time of each kernel too")
     parser.add_argument("--out", type=Path, help="a JSON file for the raw results, written anew with each case")
     options = parser.parse_args()
+    usable_gpu()
     agree = True
     results: list[Result] = []
     with torch.inference_mode():

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.card import Result, keep, result
+from benchmarks.card import Result, keep, result, usable_gpu
 from benchmarks.gpu_setup import Loaded
 from tests.agent.device.conformance.steps import Part, step_of
 from tests.gpu.determinism_rig import CHUNKS, CutSource, Rig, Stream, make_sequences
@@ -31,7 +31,6 @@ from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Delta, Failed, Sampling, Start, Stop
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.source import ModelSource, open_model
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, plan_for
 from dragoman_agent.pal.probe import profile_device
@@ -284,8 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     begun = time.monotonic()
     report = Report()
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
-    profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
+    profile, _ = profile_device(usable_gpu(), Path("/tmp/dragoman-check"))
     parts: list[tuple[str, Callable[[], None]]] = []
     if not options.no_rows:
         parts += [(f"{m} rows", lambda m=m: check_model(report, profile, m, options.layers)) for m in options.models]  # type: ignore[misc]

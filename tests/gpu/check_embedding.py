@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from benchmarks.card import Result, keep, result
+from benchmarks.card import Result, keep, result, usable_gpu
 from tests.agent.model.embedding_model import save_embedding_model
 
 from dragoman_agent.device.cuda import CudaDevice
@@ -32,7 +32,6 @@ from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Embedded, Sampling, Start, StartEmbed, Stop
 from dragoman_agent.model.source import ModelSource, open_model
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.planner import Limits, plan_for
 from dragoman_agent.pal.probe import profile_device
 from dragoman_agent.pal.profile import Profile
@@ -204,13 +203,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a JSON file for the raw results")
     options = parser.parse_args(argv)
     report = Report()
+    profile, _ = profile_device(usable_gpu(), Path("/tmp/dragoman-check"))
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "qwen3-embedding"
         save_embedding_model(directory, dtype=torch.bfloat16, **SHAPE)
         source = open_model(str(directory), directory)
         source.check()
-        found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
-        profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
         encode = TextTokenizer.from_files(source.tokenizer).encode
         ids = [encode(text) for text in texts()]
         exact = reference(directory, ids, torch.float32)

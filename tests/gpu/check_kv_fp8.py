@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.card import Result, keep, result
+from benchmarks.card import Result, keep, result, usable_gpu
 from benchmarks.gpu_setup import Loaded
 from tests.agent.device.conformance.steps import Part, step_of
 from tests.gpu.check_determinism import Report, step_ms
@@ -32,7 +32,6 @@ from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Delta, Sampling, Start, Stop
 from dragoman_agent.model.errors import ModelFileError
 from dragoman_agent.model.source import ModelSource, open_model
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Limits, plan_for
 from dragoman_agent.pal.probe import profile_device
@@ -233,8 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     begun, report = time.monotonic(), Report()
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
-    profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
+    profile, _ = profile_device(usable_gpu(), Path("/tmp/dragoman-check"))
     for name in ("embedded", *options.models):
         with report.guarded(name):
             if name == "embedded":

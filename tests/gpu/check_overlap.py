@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.card import Result, keep, result
+from benchmarks.card import Result, keep, result, usable_gpu
 
 from dragoman_agent.device.base import Device
 from dragoman_agent.engine.core import EngineCore
@@ -194,14 +194,12 @@ def open_subject(model: str, kind: str, batch: int, *, deterministic: bool) -> t
         return device, null, plan
     from dragoman_agent.device.cuda import CudaDevice
     from dragoman_agent.model.source import open_model
-    from dragoman_agent.pal.attributes import take_inventory
     from dragoman_agent.pal.planner import Limits, plan_for
     from dragoman_agent.pal.probe import profile_device
     from dragoman_agent.pal.switches import Switches
 
     source = open_model(f"random:{model}", Path())
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
-    profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
+    profile, _ = profile_device(usable_gpu(), Path("/tmp/dragoman-check"))
     limits = Limits(
         max_context_tokens=1024,
         max_num_seqs=batch,
