@@ -134,7 +134,8 @@ def reference(directory: Path, prompts: list[list[int]], dtype: torch.dtype) -> 
 
 def check_transformers(report: Report, name: str, exact: Vectors, rounding: Vectors, ours: Vectors) -> None:
     """Against float32, and our error beside that of transformers in bfloat16."""
-    note = f"transformers {transformers.__version__} in float32, random weights"
+    other = "compared with too" if importlib.util.find_spec("sentence_transformers") else "not installed"
+    note = f"transformers {transformers.__version__} in float32, random weights; sentence-transformers is {other}"
     report.cosines(name, ours, exact, note=note)
     report.ratios(name, ours, exact, rounding, note=note)
 
