@@ -1,7 +1,7 @@
 """The planned form of prefill attention against every form that the planner may choose from. Run by `benchmarks.plan_quality`.
 
-By pointers, by tensor descriptors, with roles for warps and by cuDNN, at the shapes that the planner judges by and at one step of
-many prompts; made, checked and timed as in `benchmarks.prefill_kernels_gpu`. Decode's forms, one part of a context or several,
+By pointers, by tensor descriptors, with roles for warps and by cuDNN, at the shapes that the planner judges by, of each the one
+that the device would run there; made, checked and timed as in `benchmarks.prefill_kernels_gpu`. Decode's forms, one part of a context or several,
 are the candidates of the choice `split-size`.
 """
 
@@ -15,7 +15,7 @@ from benchmarks.gpu_setup import Setup
 from benchmarks.prefill_kernels_gpu import TOLERANCE, Step, close, make_step, name_of, seconds_of
 
 from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.pal.candidates import PROMPT_TOKENS, prefill_points, prefill_shortlist
+from dragoman_agent.pal.candidates import prefill_points, prefill_shortlist
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner_attention import launch_of
@@ -23,7 +23,6 @@ from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
 from dragoman_kernels.triton.launches import PrefillLaunch
 
-NUM_PROMPTS = 16  # of the step of many
 TURNS = 3
 NOTE = (
     "prefill of 1 x 1,024 tokens, of the last 2,048 of 8,192 and of 16 x 1,024; decode's variants, one part or several "
@@ -35,27 +34,27 @@ Variant = PrefillLaunch | None  # None: the library's
 
 
 def shapes_of(max_context_tokens: int) -> list[Prompts]:
-    """Steps to time: the points that launches are compared at, and many prompts of the usual length."""
+    """Steps to time: the points that launches are compared at."""
     points = prefill_points(max_context_tokens)
-    alone: list[Prompts] = [((tokens, context - tokens),) for tokens, context in points]
-    return [*alone, ((min(PROMPT_TOKENS, max_context_tokens), 0),) * NUM_PROMPTS]
+    return [((point.tokens, point.context - point.tokens),) * point.num_prompts for point in points]
 
 
 def variants_of(profile: Profile, model: ModelConfig, plan: Plan) -> list[Variant]:
     """Our own launches that fit the card, the planned one among them, and the library."""
     options = prefill_shortlist(KernelTimes(rates_of(profile)), model, plan.page_size)
-    planned = [plan.prefill_attention] if plan.prefill_attention else []
+    planned = plan.prefill_forms.all if plan.prefill_forms is not None else ()
     return [*dict.fromkeys(launch_of(option) for option in (*options, *planned)), None]
 
 
 def planned_variant(plan: Plan, prompts: Prompts) -> Variant:
-    """Which one a step of these prompts takes."""
+    """Which one a step of these prompts, all alike, takes: by graph or kernel by kernel, since each launch has graphs of its own."""
     library = plan.library_prefill
     tokens = sum(count for count, _ in prompts)
     if library is not None and tokens >= library.min_tokens and len(prompts) <= library.max_num_seqs:
         return None
-    assert plan.prefill_attention is not None  # every plan of a GPU has one
-    return launch_of(plan.prefill_attention)
+    count, before = prompts[0]
+    assert plan.prefill_forms is not None  # every plan of a GPU has some
+    return launch_of(plan.prefill_forms.of(count, count + before, len(prompts)))
 
 
 def label(variant: Variant) -> str:

@@ -23,7 +23,8 @@ from dragoman_agent.pal.tuning import Case
 
 MAX_SECONDS_A_SHAPE = 1.0  # the bar
 PLANNINGS = 5
-_ONE_CHOICE = {"prefill-library": "prefill-attention"}  # kinds that are candidates of one choice
+# Kinds that are candidates of one choice.
+_ONE_CHOICE = {"prefill-library": "prefill-attention", "prefill-batch": "prefill-attention"}
 _OPTIONS = {"decode-grouped": ("rows",)}  # what of a shape is the candidate and not the problem
 _ATTENTION = ("num_heads", "num_kv_heads", "head_dim")
 

@@ -31,7 +31,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.source import ModelSource, open_model
 from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.library import load_library
-from dragoman_agent.pal.plan import LibraryPrefill, Plan
+from dragoman_agent.pal.plan import LibraryPrefill, LongPrefill, Plan, PrefillAttention
 from dragoman_agent.pal.planner import plan_for
 from dragoman_agent.pal.planner_attention import launch_of
 from dragoman_agent.pal.planner_cuda import wanted_groups, wanted_layers
@@ -96,6 +96,19 @@ def test_the_planned_form_is_what_a_step_of_these_prompts_takes() -> None:
     assert [planned_variant(plan, shape) for shape in shapes_of(9216)] == [own, None, None]
     assert planned_variant(plan, ((1024, 0),) * 17) == own, "more prompts than the library is set up for"
     assert planned_variant(replace(plan, library_prefill=None), shapes_of(9216)[2]) == own
+
+
+def test_the_planned_form_is_that_of_the_steps_length() -> None:
+    plan = plan_of("qwen3-8b")
+    other = PrefillAttention("paged", 128, 128, 12, 2, tma=True)
+    assert plan.prefill_attention is not None
+    own, long = launch_of(plan.prefill_attention), launch_of(other)
+    assert own != long
+    by_context = replace(plan, library_prefill=None, long_prefill=LongPrefill(other, 1024, 900))
+    assert [planned_variant(by_context, shape) for shape in shapes_of(9216)] == [own, long, own]
+    by_tokens = replace(by_context, long_prefill=LongPrefill(other, 1024, 900, many_tokens=2048))
+    assert [planned_variant(by_tokens, shape) for shape in shapes_of(9216)] == [own, long, long]
+    assert {own, long} <= set(variants_of(H200, source_of("qwen3-8b").config, by_context))
 
 
 class FakeStep:
@@ -216,6 +229,7 @@ def test_a_shape_is_one_kernel_at_one_problem_and_the_library_is_a_candidate_of_
     grouped = [count for shape, count in shapes.items() if shape[0] == "decode-grouped"]
     assert grouped and min(grouped) > 1, "how many sequences share a program is the candidate"
     assert any(("context", 8192) in shape and ("tokens", 2048) in shape for shape in prefill)
+    assert any(("prompts", 16) in shape for shape in prefill), "many prompts at once are candidates of it too"
     alone = [case for case in own if case.kind == "rms-norm"]
     assert alone and not selection.chosen_shapes(alone), "one candidate is no choice"
     assert sum(selection.chosen_shapes([*own, *own]).values()) == sum(shapes.values()), "a case counts once"

@@ -167,7 +167,7 @@ def _plan_problems(plan: Plan, capabilities: Capabilities) -> Iterable[str]:
     if capabilities.kind not in GPU_KINDS:
         return
     warps = [choice.num_warps for choice in plan.decode_attention] + [choice.num_warps for choice in plan.gemm_decode]
-    warps += [plan.prefill_attention.num_warps] if plan.prefill_attention else []
+    warps += [choice.num_warps for choice in plan.prefill_forms.all] if plan.prefill_forms else []
     threads = max(warps, default=0) * launch.group_threads
     if threads > launch.max_block_threads:
         yield f"it starts blocks of {threads} threads, {launch.max_block_threads} are possible"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from dragoman_agent.device.base import Int32Array, StepBatch
 from dragoman_agent.device.cuda_library import CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.pal.plan import CHUNK_GRAPH_FILL, Plan, mixed_graph_sizes
+from dragoman_agent.pal.plan import CHUNK_GRAPH_FILL, Plan, PrefillAttention, mixed_graph_sizes
 from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.step_inputs import resolve_tokens
 
@@ -24,7 +24,7 @@ _ITEM_PROMPTS = 64  # of a graph: as many may end in a work item that is not ful
 Views = dict[str, Tensor]  # the parts of a step's words, on the device
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Room:
     """What a graph of a step with prompts holds; a smaller step is padded to it."""
 
@@ -33,17 +33,37 @@ class Room:
     num_items: int  # of the work list of prefill
     is_ours: bool = True  # our own kernel attends the prompts, not the library
     min_tokens: int = 0  # of a step that it is padded for
+    is_long: bool = False  # by the launch for long contexts
 
     @classmethod
     def all_of(cls, plan: Plan, ops: CudaOps) -> list[Room]:
         """Of each graph that the plan has, rising, those whose prompts the library attends before those where we do."""
-        chosen = plan.library_prefill if ops.library is not None else None
         return sorted(
-            cls(tokens, seqs, tokens // ops.queries_an_item + min(seqs, _ITEM_PROMPTS), is_ours, _least(tokens, plan))
+            room
             for tokens, seqs in mixed_graph_sizes(plan.captured_tokens, plan.max_num_seqs)
             if tokens <= plan.max_batch_tokens
-            for is_ours in ((False, True) if chosen is not None and tokens >= chosen.min_tokens else (True,))
+            for room in cls._of(tokens, seqs, plan, ops)
         )
+
+    @classmethod
+    def _of(cls, tokens: int, seqs: int, plan: Plan, ops: CudaOps) -> Iterator[Room]:
+        """One for each way in which prompts of so many tokens may be attended: which it is depends on the step."""
+        library, long, least = plan.library_prefill, plan.long_prefill, _least(tokens, plan)
+        ends = min(seqs, _ITEM_PROMPTS)
+        usual = cls(tokens, seqs, tokens // ops.queries_an_item + ends, min_tokens=least)
+        yield usual
+        if library is not None and ops.library is not None and tokens >= library.min_tokens:
+            yield replace(usual, is_ours=False)
+        if long is not None and tokens >= long.fewest_tokens:
+            yield replace(usual, num_items=tokens // long.attention.block_m + ends, is_long=True)
+
+    def __lt__(self, other: Room) -> bool:
+        return self._place < other._place
+
+    @property
+    def _place(self) -> tuple[int, ...]:
+        """What is asked first comes first: the library where it may attend."""
+        return (self.num_tokens, self.num_seqs, self.is_ours, self.is_long, self.num_items, self.min_tokens)
 
     @property
     def samples(self) -> bool:
@@ -66,6 +86,7 @@ class MixedInputs:
     needs_tokens: bool  # of the step before
     library: CudnnAttention | None  # that attends the prompts
     room: Room | None = None  # of the graph that the parts are padded for
+    is_long: bool = False  # our launch for long contexts attends the prompts
 
     @property
     def num_words(self) -> int:
@@ -101,8 +122,9 @@ class MixedInputs:
         if len(lens) > count:
             library = None if self.library is None else self.library.part(views["library"])
             prefill = PrefillPart(
-                tables[count:], views["starts"], lens[count:], views["work"].view(-1, 2), library, first_row=count
-            )
+                tables[count:], views["starts"], lens[count:], views["work"].view(-1, 2), library, first_row=count,
+                launch=self._launch(plan),
+            )  # fmt: skip
         return CudaStep(views["token_ids"], views["last"], views["positions"], views["slots"], decode, prefill)
 
     def padded_step(self, views: Views, plan: Plan, block_tables: Tensor) -> CudaStep:
@@ -111,13 +133,23 @@ class MixedInputs:
         num_seqs = self.room.num_seqs
         decode = DecodePart(block_tables[:num_seqs], views["decode_lens"], plan.mixed_decode(num_seqs))
         library = None if self.library is None else self.library.part(views["library"])
-        prefill = PrefillPart(block_tables, views["starts"], views["context_lens"], views["work"].view(-1, 2), library)
+        prefill = PrefillPart(
+            block_tables, views["starts"], views["context_lens"], views["work"].view(-1, 2), library,
+            launch=self._launch(plan),
+        )  # fmt: skip
         filled = self.room.min_tokens
         return CudaStep(views["token_ids"], None, views["positions"], views["slots"], decode, prefill, filled)
 
+    def _launch(self, plan: Plan) -> PrefillAttention | None:
+        return plan.long_prefill.attention if self.is_long and plan.long_prefill is not None else None
 
-def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Room] = ()) -> MixedInputs:
-    """The words of `batch` as `ops` run it by `plan`: padded for the first of `rooms` that holds it."""
+
+def mixed_inputs(
+    batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Room] = (), *, is_long: bool | None = None
+) -> MixedInputs:
+    """The words of `batch` as `ops` run it by `plan`: padded for the first of `rooms` that holds it. `is_long`: whether by the
+    launch for long contexts; None: as the plan has it for such prompts.
+    """
     num_queries = np.diff(batch.query_starts)
     prompts = np.flatnonzero(num_queries > 1)
     num_decodes = int(prompts[0]) if len(prompts) else len(num_queries)
@@ -134,21 +166,25 @@ def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Roo
     }
     others: Int32Array = np.concatenate((ends[batch.pool_seqs], batch.score_rows)).astype(np.int32)
     tables = np.ascontiguousarray(batch.block_tables[:, :width]).ravel()
+    is_long = _looks_back(starts, lens, plan) if is_long is None else is_long
     if rooms and len(batch.token_ids) <= rooms[-1].num_tokens:
-        work = prefill_work_list(starts, lens, ops.queries_an_item)
-        step = len(batch.token_ids), len(num_queries), len(work)
         theirs = ops.library if ops.library is not None and ops.library.sizes.can_run(starts) else None
-        room = next((room for room in rooms if room.holds(*step) and (room.is_ours or theirs is not None)), None)
+        works = {False: prefill_work_list(starts, lens, ops.queries_an_item)}
+        if is_long:
+            works[True] = prefill_work_list(starts, lens, _queries_an_item(plan, ops, is_long=True))
+        step = len(batch.token_ids), len(num_queries)
+        room = _room_for(rooms, step, works, has_library=theirs is not None)
         if room is not None:
             parts = {name: _filled(row, room.num_seqs).view(np.int32) for name, row in rows.items()}
-            parts |= _padded(batch, room, num_decodes, work)
+            parts |= _padded(batch, room, num_decodes, works[room.is_long])
             theirs = None if room.is_ours else theirs
             if theirs is not None:
                 parts["library"] = theirs.sizes.words(starts + np.int32(num_decodes), lens)
             parts |= {"last": others, "tables": tables}
-            return MixedInputs(parts, num_decodes, width, needs_tokens, theirs, room)
+            return MixedInputs(parts, num_decodes, width, needs_tokens, theirs, room, room.is_long)
     library = _library_for(starts, plan, ops)
     ours = len(lens) > 0 and library is None  # only our kernel reads a work list
+    items = _queries_an_item(plan, ops, is_long=is_long)
     parts = {
         "uniforms": rows["uniforms"].view(np.int32),
         "temperatures": rows["temperatures"].view(np.int32),
@@ -159,11 +195,48 @@ def mixed_inputs(batch: StepBatch, plan: Plan, ops: CudaOps, rooms: Sequence[Roo
         "slots": batch.slot_mapping,
         "context_lens": batch.context_lens,
         "starts": starts,
-        "work": prefill_work_list(starts, lens, ops.queries_an_item).ravel() if ours else lens[:0],
+        "work": prefill_work_list(starts, lens, items).ravel() if ours else lens[:0],
     }
     if library is not None:
         parts["library"] = library.sizes.words(starts, lens)
-    return MixedInputs(parts, num_decodes, width, needs_tokens, library)
+    return MixedInputs(parts, num_decodes, width, needs_tokens, library, is_long=is_long)
+
+
+def _room_for(
+    rooms: Sequence[Room], step: tuple[int, int], works: Mapping[bool, Int32Array], *, has_library: bool
+) -> Room | None:
+    """The first that holds a `step` of so many tokens and sequences and attends it as it should be: `works` has the work list
+    of the usual launch, and that of the one for long contexts where it is to be taken. A graph by the usual one will do where
+    there is no other yet.
+    """
+
+    def first(is_long: bool) -> Room | None:
+        return next(
+            (
+                room
+                for room in rooms
+                if (room.is_long == is_long if room.is_ours else has_library)
+                and room.holds(*step, len(works[room.is_long]))
+            ),
+            None,
+        )
+
+    return (first(True) if True in works else None) or first(False)
+
+
+def _looks_back(starts: Int32Array, lens: Int32Array, plan: Plan) -> bool:
+    """Whether the prompts that start at `starts` [num_seqs + 1], with contexts `lens`, take the launch for long contexts."""
+    long, num_tokens = plan.long_prefill, int(starts[-1])
+    if long is None or num_tokens < long.fewest_tokens:
+        return False
+    counts = np.diff(starts).astype(np.int64)
+    num_seen = int(counts @ (2 * lens - counts + 1)) // 2  # see seen_tokens
+    return long.takes(num_tokens, num_seen, int((-(-counts // long.attention.block_m)).sum()))
+
+
+def _queries_an_item(plan: Plan, ops: CudaOps, *, is_long: bool) -> int:
+    """Of the work list of prefill."""
+    return plan.long_prefill.attention.block_m if is_long and plan.long_prefill is not None else ops.queries_an_item
 
 
 def _padded(batch: StepBatch, room: Room, num_decodes: int, work: Int32Array) -> dict[str, npt.NDArray[Any]]:

@@ -45,6 +45,7 @@ class PrefillPart:
     work_list: Tensor  # int32 [num_items, 2]
     library: LibraryPart | None = None  # where the library attends
     first_row: int = 0  # of the step's, from which `query_starts` count
+    launch: PrefillAttention | None = None  # whose work list it is; None: the usual one
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class CudaOps:
         if part.library is not None and self.library is not None:
             self.library.run(q, keys, values, part.library, out)
             return
-        launch = self.prefill
+        launch = part.launch or self.prefill
         paged_prefill_attention(
             q, keys, values, part.block_tables, part.query_starts, part.context_lens, part.work_list,
             block_m=launch.block_m, block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,

@@ -47,6 +47,7 @@ class CudaPrepare(CudaBlocks):
     _decode_step: Callable[[int, int | None], Tensor]
     _padded_step: Callable[[Room, CudaStep, Views, int | None], Tensor]
     _send: Callable[[MixedInputs, StepSlot], Views]
+    _forward: Callable[[CudaStep, int | None], Tensor]
 
     def prepare(self) -> bool:
         """See PreparingDevice."""
@@ -113,6 +114,8 @@ class CudaPrepare(CudaBlocks):
             progress(LoadProgress("warmup", done, total, "steps"))
             with self._runtime.on(self._stream):
                 self._run(warm_up_batch(plan.page_size, start, count)).result()
+        if plan.long_prefill is not None:
+            self._launch_long(warm_up_batch(plan.page_size, 0, chunk))
         self._runtime.release()  # while a graph is captured nothing can be given back
         for done, size in enumerate(now, 2):
             progress(LoadProgress("warmup", done, total, "steps"))
@@ -126,6 +129,15 @@ class CudaPrepare(CudaBlocks):
             with self._runtime.on(self._stream):
                 for _ in self._left:
                     pass
+
+    def _launch_long(self, step: StepBatch) -> None:
+        """Attend by the launch for long contexts, which no step as small as this takes, so that no user's is its first."""
+        inputs = mixed_inputs(step, self._plan, self._ops, is_long=True)
+        slot = self._slots[0]
+        slot.take_over()
+        with self._runtime.on(self._stream):
+            self._forward(inputs.step(self._send(inputs, slot), self._plan), 1)
+        self._runtime.synchronize()
 
     def _rest(self, graphs: Sequence[int | Room]) -> Iterator[bool]:
         """A part of the rest between one True and the next; on the stream of the steps."""
@@ -157,7 +169,8 @@ class CudaPrepare(CudaBlocks):
         """Over words that are there while the first layers run, and again at each replay."""
         page_size = self._plan.page_size
         step = in_null_block(warm_up_batch(page_size, 0, min(2, room.num_tokens)), page_size)
-        inputs = mixed_inputs(step, self._plan, self._ops, (replace(room, min_tokens=0),))
+        rooms = (replace(room, min_tokens=0),)
+        inputs = mixed_inputs(step, self._plan, self._ops, rooms, is_long=room.is_long)
         slot = self._slots[0]
         slot.take_over()  # its words are some step's, which may not have read them
         with self._runtime.on(self._stream):

@@ -155,15 +155,15 @@ def _decode(case: Case, device: torch.device, cold: int) -> list[Call]:
 
 
 def _prefill(case: Case, device: torch.device, cold: int) -> list[Call]:
-    shape, config = case["shape"], case["config"]
-    tokens = shape["tokens"]
-    q = _randn(device, tokens, shape["num_heads"], shape["head_dim"])
-    starts = np.array([0, tokens], dtype=np.int32)
-    lens = np.array([shape["context"]], dtype=np.int32)
+    shape, config = {"context": case["shape"]["tokens"], "prompts": 1, **case["shape"]}, case["config"]
+    tokens, prompts = shape["tokens"], shape["prompts"]
+    q = _randn(device, prompts * tokens, shape["num_heads"], shape["head_dim"])
+    starts = tokens * np.arange(prompts + 1, dtype=np.int32)
+    lens = np.full(prompts, shape["context"], dtype=np.int32)
     work = torch.from_numpy(prefill_work_list(starts, lens, config["block_m"])).to(device)
     query_starts, context_lens = (torch.from_numpy(array).to(device) for array in (starts, lens))
     launch = {name: config[name] for name in ("block_m", "block_n", "num_stages", "num_warps", "tma")}
-    caches = _caches(shape, device, 1, 0)
+    caches = _caches(shape, device, prompts, 0)
     if launch["tma"] and cold:
         plain = torch.from_numpy(prefill_work_list(starts, lens)).to(device)
         _check_alike(
@@ -289,6 +289,7 @@ _BUILDERS: dict[str, Callable[[Case, torch.device, int], list[Call]]] = {
     "decode-attention": _decode,
     "decode-grouped": _decode,
     "prefill-attention": _prefill,
+    "prefill-batch": _prefill,
     "prefill-library": _prefill_library,
     "rms-norm": _rms_norm,
     "add-rms-norm": _rms_norm,

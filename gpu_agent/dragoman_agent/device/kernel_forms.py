@@ -96,8 +96,7 @@ def _attention(plan: Plan, sizes: list[int]) -> Iterator[Form]:
     plain = {(False, False, one) for one in plan.decode_attention}
     for early, grouped, one in sorted(captured | plain, key=lambda form: (*form[:2], form[2].max_batch)):
         yield Form("decode", (one.num_splits, one.block_n, one.num_stages, one.num_warps), early, grouped)
-    if plan.prefill_attention is not None:
-        own = plan.prefill_attention
+    for own in plan.prefill_forms.all if plan.prefill_forms is not None else ():
         yield Form("prefill", (own.block_m, own.block_n, own.num_stages, own.num_warps, int(own.tma)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from dragoman_agent.pal.plan import (
     GemmDecode,
     GemmFixed,
     LibraryPrefill,
+    LongPrefill,
     MemoryLine,
     Plan,
     PrefillAttention,
@@ -75,9 +76,15 @@ def _plan(value: Any) -> Plan:
         "gemm_decode": _each("few-row product", value["gemm_decode"], GemmDecode),
         "gemm_fixed": _each("product in fixed order", value["gemm_fixed"], GemmFixed),
         "prefill_attention": None if prefill is None else _each("prefill attention", [prefill], PrefillAttention)[0],
+        "long_prefill": None if value["long_prefill"] is None else _long_prefill(value["long_prefill"]),
         "library_prefill": None if library is None else _each("library prefill", [library], LibraryPrefill)[0],
     }
     return Plan(**{**value, **nested})
+
+
+def _long_prefill(value: Any) -> LongPrefill:
+    own: LongPrefill = _each("long prefill", [value], LongPrefill)[0]
+    return replace(own, attention=_each("prefill attention", [own.attention], PrefillAttention)[0])
 
 
 def _each(what: str, values: Any, cls: type[Any]) -> tuple[Any, ...]:

@@ -103,8 +103,10 @@ def merge_seconds(rates: Rates, shape: AttentionShape, num_splits: int, batch: i
     return rates.phase_seconds + rates.stream_seconds(num_bytes)
 
 
-def prefill_seconds(rates: Rates, shape: AttentionShape, launch: PrefillLaunch, tokens: int, context: int) -> float:
-    """Causal attention of the last `tokens` of one sequence of `context` tokens. Infinite where it cannot run."""
+def prefill_seconds(
+    rates: Rates, shape: AttentionShape, launch: PrefillLaunch, tokens: int, context: int, num_prompts: int = 1
+) -> float:
+    """Causal attention of the last `tokens` of each of `num_prompts` sequences of `context` tokens. Infinite where it cannot run."""
     resources = prefill_resources(launch, shape.head_dim, shape.page_size, rates.capability)
     num_resident, spilling = _num_resident(rates, resources, 32 * launch.num_warps)
     if num_resident == 0:
@@ -113,7 +115,7 @@ def prefill_seconds(rates: Rates, shape: AttentionShape, launch: PrefillLaunch, 
     items = -(-tokens // m)
     before = context - tokens
     # Every item reads what came before and, of its own chunk, half on average.
-    num_tiles = sum(-(-(before + min((i + 1) * m, tokens)) // n) for i in range(items)) * shape.num_heads
+    num_tiles = sum(-(-(before + min((i + 1) * m, tokens)) // n) for i in range(items)) * shape.num_heads * num_prompts
     per_cycle = rates.matmul_rate / (rates.num_multiprocessors * rates.clock_hertz)
     product = max(4 * m * n * dim / per_cycle, _operand_cycles(rates, launch, dim))
     softmax = m * n * (1 / _EXP_PER_CYCLE + _SOFTMAX_OPERATIONS / _FLOAT_PER_CYCLE) + m * dim / _FLOAT_PER_CYCLE
@@ -127,7 +129,7 @@ def prefill_seconds(rates: Rates, shape: AttentionShape, launch: PrefillLaunch, 
         longest * max(issue, chain) / rates.clock_hertz,
         num_tiles * 4 * n * dim / max(rates.l2_bandwidth, rates.read_bandwidth),
     )
-    moved = 2 * tokens * shape.num_heads * dim * 2 + 4 * context * shape.num_kv_heads * dim
+    moved = num_prompts * (2 * tokens * shape.num_heads * dim * 2 + 4 * context * shape.num_kv_heads * dim)
     return rates.phase_seconds + 2 * rates.latency_seconds + max(seconds, moved / rates.read_bandwidth)
 
 

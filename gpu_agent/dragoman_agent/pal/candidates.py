@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.kernel_calls import Config, KernelCall, KernelKind, predicted_seconds
 from dragoman_agent.pal.kernel_times import KernelTimes
-from dragoman_agent.pal.plan import DecodeAttention, Plan, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, Plan, PrefillAttention, seen_tokens
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
 from dragoman_kernels.triton.launches import (
@@ -29,10 +30,12 @@ PAGE_SIZES = (16, 64, 128)  # each divides a unit of prefix sharing or is a mult
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # upper ends of the buckets of decode attention
 CONTEXTS = (256, 1024, 4096)  # that a launch is judged by: a chat, a document, a long one
 PROMPT_TOKENS = 1024  # of a usual prompt
+MANY_PROMPTS = 16  # of a step that fills the device with prompts
 GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short side of a tensor core product
 FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
 FIXED_GEMM_ROWS = (1, 32, 256, 2048)  # that tiles of a deterministic plan are judged by
 _MAX_SHORTLIST = 8
+_NUM_BEHIND = 2  # launches by pointers that are tried at every point where there are others
 _TWO_BYTES = 2  # a value of K or V
 _MAX_WAVES = 8  # programs a multiprocessor, in parts of a context
 _NUM_VARIED, _VARIED_BATCH = 2, 32  # launches that are tried with other numbers of parts, and up to which batch
@@ -40,6 +43,8 @@ _NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 32, 64, 96, 128, 192, 256)  # a library's time jumps where a tile is full
 _TIMED_CHUNKS = (1024, 4096)
 PREFILL_LONG_TOKENS = 2048  # of a chunk at the end of a long prompt, at which prefill launches are compared as well
+_FEWER_LONG_TOKENS = 1024  # of such a chunk: whether the launch for long contexts serves it is timed too
+_BETWEEN_TOKENS = 2048  # of a prompt alone, at which the launches for short and for long contexts are compared
 LIBRARY_CAPABILITY = (8, 0)  # from which on cuDNN has attention over pages
 LIBRARY_TOKENS = (
     1024,
@@ -130,11 +135,67 @@ def prefill_shortlist(times: KernelTimes, model: ModelConfig, page_size: int) ->
     return [*[one for one in best if not one.tma][:_MAX_SHORTLIST], *(one for one in best if one.tma)]
 
 
-def prefill_points(max_context_tokens: int) -> list[tuple[int, int]]:
-    """(tokens of a prompt in a step, context) that launches of prefill are compared at: a usual prompt, a part of a long one."""
+class PrefillPoint(NamedTuple):
+    """Prompts of a step at which launches of prefill are compared."""
+
+    tokens: int  # of each that are computed
+    context: int  # of each
+    num_prompts: int = 1
+
+    def __str__(self) -> str:
+        if self.num_prompts > 1:
+            return f"{self.num_prompts} prompts of {self.tokens:,} tokens"
+        return (
+            f"a prompt of {self.tokens:,} tokens"
+            if self.is_whole
+            else f"the last {self.tokens:,} of {self.context:,} tokens"
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is before what is computed."""
+        return self.tokens == self.context
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all of them."""
+        return self.num_prompts * self.tokens
+
+    @property
+    def num_seen(self) -> int:
+        """Keys that they see together."""
+        return self.num_prompts * seen_tokens(self.tokens, self.context)
+
+    def call(self, model: ModelConfig, page_size: int, option: PrefillAttention) -> KernelCall:
+        """Attention of one layer by `option`."""
+        if self.num_prompts > 1:
+            return step_cost.prefill_batch_call(model, page_size, option, self.tokens, self.num_prompts)
+        return step_cost.prefill_attention_call(model, page_size, option, self.tokens, self.context)
+
+
+def prefill_points(max_context_tokens: int) -> list[PrefillPoint]:
+    """What launches of prefill are compared at: a usual prompt, a part of a long one, many usual prompts at once."""
     usual = min(PROMPT_TOKENS, max_context_tokens)
     longest = min(LIBRARY_CONTEXT, max_context_tokens)
-    return list(dict.fromkeys(((usual, usual), (min(PREFILL_LONG_TOKENS, longest), longest))))
+    long = PrefillPoint(min(PREFILL_LONG_TOKENS, longest), longest)
+    return list(dict.fromkeys((PrefillPoint(usual, usual), long, PrefillPoint(usual, usual, MANY_PROMPTS))))
+
+
+def fewer_long_point(max_context_tokens: int) -> PrefillPoint:
+    """A short part of a long prompt, at which the launch for long contexts is tried as well."""
+    return PrefillPoint(min(_FEWER_LONG_TOKENS, max_context_tokens), min(LIBRARY_CONTEXT, max_context_tokens))
+
+
+def boundary_points(max_context_tokens: int) -> list[PrefillPoint]:
+    """Where the launches for short and for long contexts are compared to find out from where on which is quicker; of them
+    those of a library's prompts were timed for some launches alone.
+    """
+    alone = [
+        PrefillPoint(tokens, context)
+        for tokens, context in library_points(max_context_tokens)
+        if tokens >= min(PREFILL_LONG_TOKENS, max_context_tokens)
+    ]
+    return list(dict.fromkeys((*prefill_points(max_context_tokens), *alone)))
 
 
 def tuning_cases(profile: Profile, model: ModelConfig, plan: Plan) -> list[TuningCase]:
@@ -185,12 +246,15 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
     chunk = min(plan.max_batch_tokens, plan.max_context_tokens)
     usual = min(PROMPT_TOKENS, chunk)
     compared = prefill_points(plan.max_context_tokens)
-    points = dict.fromkeys(((usual, usual), (chunk, chunk), *compared))
-    for launch, (tokens, context) in (
-        *itertools.product(options, points),
+    points = dict.fromkeys((PrefillPoint(usual, usual), PrefillPoint(chunk, chunk), *compared))
+    rivals = () if plan.deterministic else by_descriptors or options  # those by pointers win where there are no others
+    for launch, point in (
+        *itertools.product(options, (point for point in points if point.num_prompts == 1)),
+        *itertools.product(options[:_NUM_BEHIND] if by_descriptors else rivals, compared),
         *itertools.product(by_descriptors, compared),
+        *itertools.product(rivals, _apart(plan.max_context_tokens)),
     ):
-        yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, context)
+        yield point.call(model, plan.page_size, launch)
     if times.rates.capability >= LIBRARY_CAPABILITY and options and not plan.deterministic:
         # The chosen one, and of each other kind the first: by pointers, by tensor descriptors, with roles for warps.
         planned = [plan.prefill_attention] if plan.prefill_attention else []
@@ -199,6 +263,12 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
             yield step_cost.library_prefill_call(model, plan.page_size, tokens, context)
             for launch in own:
                 yield step_cost.prefill_attention_call(model, plan.page_size, launch, tokens, context)
+
+
+def _apart(max_context_tokens: int) -> tuple[PrefillPoint, ...]:
+    """What tells from where on another launch is quicker, beside the points that all are compared at."""
+    between = min(_BETWEEN_TOKENS, max_context_tokens)
+    return PrefillPoint(between, between), fewer_long_point(max_context_tokens)
 
 
 def _kind_of(option: PrefillAttention) -> tuple[bool, bool]:

@@ -18,6 +18,7 @@ from dragoman_kernels.triton.launches import DecodeLaunch, FixedGemmLaunch, Gemm
 KernelKind = Literal[
     "decode-attention",
     "prefill-attention",
+    "prefill-batch",
     "prefill-library",
     "gemm",
     "gemm-fixed",
@@ -34,6 +35,7 @@ _LIBRARY_ATTENTION_SHARE = 0.7  # of the matrix rate: cuDNN at 8,192 tokens on a
 _VARYING = {
     "decode-attention": ("batch", "context"),
     "prefill-attention": ("tokens", "context"),
+    "prefill-batch": ("prompts", "tokens"),
     "prefill-library": ("tokens", "context"),
     "gemm": ("m", ""),
     "gemm-fixed": ("m", ""),
@@ -42,6 +44,7 @@ _VARYING = {
 _ROWS_OF = ("tokens", "")
 _SHORT = {
     "num_heads": "h", "num_kv_heads": "k", "head_dim": "d", "page_size": "p", "batch": "b", "context": "c", "tokens": "t",
+    "prompts": "q",
     "m": "m", "n": "n", "k": "k", "width": "w", "rows": "r", "vocab_size": "v", "num_splits": "s", "block_m": "m",
     "block_n": "n", "block_k": "k", "num_warps": "w", "num_stages": "g",
 }  # fmt: skip
@@ -51,6 +54,7 @@ _ATTENTION = ("num_heads", "num_kv_heads", "head_dim", "page_size")
 _PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "decode-attention": (_ATTENTION, ("batch",), ("context",)),
     "prefill-attention": (_ATTENTION, ("tokens",), ("context",)),
+    "prefill-batch": (_ATTENTION, ("prompts",), ("tokens",)),
     "prefill-library": (_ATTENTION, ("tokens",), ("context",)),
     "gemm": (("m",), ("n",), ("k",)),
     "gemm-fixed": (("m",), ("n",), ("k",)),
@@ -63,6 +67,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
 _CONFIGS: dict[str, tuple[str, ...]] = {
     "decode-attention": ("num_splits", "block_n", "num_warps", "num_stages"),
     "prefill-attention": ("block_m", "block_n", "num_warps", "num_stages"),
+    "prefill-batch": ("block_m", "block_n", "num_warps", "num_stages"),
     "gemm": ("block_n", "block_k", "num_stages", "num_warps"),
     "gemm-fixed": ("block_m", "block_n", "block_k", "num_stages", "num_warps"),
 }
@@ -105,21 +110,21 @@ class KernelCall:
 
 def parse_key(key: str) -> KernelCall | None:
     """The call that has this key; None where no call of this version has it."""
-    tma = key.startswith("prefill-attention/") and key.endswith(_TMA)
+    tma = key.startswith(("prefill-attention/", "prefill-batch/")) and key.endswith(_TMA)
     kind, *parts = key.removesuffix(_TMA if tma else "").split("/")
     groups = _PARTS.get(kind, ())
     shape = _read(groups, parts[: len(groups)])
     if not groups or shape is None:
         return None
     if len(parts) == len(groups):
-        return None if kind.endswith(("attention", "fixed")) else KernelCall(kind, shape)  # type: ignore[arg-type]  # a key of _PARTS
+        return None if kind.endswith(("attention", "batch", "fixed")) else KernelCall(kind, shape)  # type: ignore[arg-type]  # a key of _PARTS
     launch = _read((_CONFIGS.get(kind, ()),), parts[len(groups) :])
     if not launch:
         return None
     config: Config
     if kind == "decode-attention":
         config = DecodeAttention(max_batch=shape["batch"], **launch)
-    elif kind == "prefill-attention":
+    elif kind in ("prefill-attention", "prefill-batch"):
         config = PrefillAttention("paged", **launch, tma=tma)
     elif kind == "gemm-fixed":
         config = FixedGemmLaunch(**launch)
@@ -152,7 +157,8 @@ def predicted_seconds(rates: Rates, call: KernelCall) -> float:
     if isinstance(call.config, PrefillAttention):
         chosen = call.config
         work = PrefillLaunch(chosen.block_m, chosen.block_n, chosen.num_warps, chosen.num_stages, chosen.tma)
-        return prefill_seconds(rates, _attention_shape(shape), work, shape["tokens"], shape["context"])
+        tokens, num_prompts = shape["tokens"], shape.get("prompts", 1)
+        return prefill_seconds(rates, _attention_shape(shape), work, tokens, shape.get("context", tokens), num_prompts)
     if call.kind == "prefill-library":
         return _library_prefill_seconds(rates, shape)
     if isinstance(call.config, FixedGemmLaunch):

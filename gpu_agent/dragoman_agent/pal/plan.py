@@ -23,6 +23,8 @@ MIXED_FEW_SEQS = 64
 CHUNK_GRAPH_FILL = 0.9  # of the chunk, from which on a step runs in the chunk's graph: padding costs the device time
 MIXED_TIMED_TOKENS = 64  # of such a step, for which a prediction is made and which a device times when it loads
 
+_FULL_TILES = 0.85  # of the queries that all tiles of a long or large step have room for
+
 PrefillVariant = Literal["paged", "fixed"]
 Reduction = Literal["l2", "shared"]
 
@@ -101,6 +103,56 @@ class PrefillAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class LongPrefill:
+    """The launch of steps whose prompts look far back or are many; the others take the usual one.
+
+    A launch takes so much a tile of queries and so much a key that they see, in another measure each: which of two is quicker is
+    told by the keys that a prompt token sees in the mean. (The longest context would let one short chunk decide for all the
+    rest.) Beside that, large tiles are too few for the device in a step of few tokens.
+    """
+
+    attention: PrefillAttention
+    min_tokens: int  # prompt tokens of a step
+    min_context_tokens: int  # that a prompt token sees in the mean, itself included
+    many_tokens: int = 0  # prompt tokens of a step, from which on it does not matter what they see; 0: it always does
+
+    @property
+    def fewest_tokens(self) -> int:
+        """Prompt tokens of the shortest step that it may attend."""
+        return min(self.min_tokens, self.many_tokens or self.min_tokens)
+
+    def takes(self, num_tokens: float, num_seen: float, num_items: float) -> bool:
+        """Whether a step of so many prompt tokens, which see `num_seen` keys together, is one of them; in `num_items` tiles of
+        this launch, which must be nearly full: rows without a query take as long.
+        """
+        looks_back = num_tokens >= self.min_tokens and num_seen >= self.min_context_tokens * num_tokens
+        is_large = 0 < self.many_tokens <= num_tokens
+        return (looks_back or is_large) and num_tokens >= _FULL_TILES * self.attention.block_m * num_items
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillForms:
+    """Our own launches of prefill attention."""
+
+    usual: PrefillAttention
+    long: LongPrefill | None = None
+
+    @property
+    def all(self) -> tuple[PrefillAttention, ...]:
+        """Each of them."""
+        return (self.usual,) if self.long is None else (self.usual, self.long.attention)
+
+    def of(self, tokens: int, context: int, num_prompts: float = 1) -> PrefillAttention:
+        """That of a step which computes the last `tokens` of each of `num_prompts` sequences of `context`."""
+        long = self.long
+        if long is None:
+            return self.usual
+        num_items = num_prompts * -(-tokens // long.attention.block_m)
+        is_long = long.takes(num_prompts * tokens, num_prompts * seen_tokens(tokens, context), num_items)
+        return long.attention if is_long else self.usual
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryPrefill:
     """Steps that compute prompts by a library's attention; the others by our own."""
 
@@ -139,6 +191,7 @@ class Plan:
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
     short_groups: tuple[ShortGroups, ...] = ()  # ascending, apart from each other
     prefill_attention: PrefillAttention | None = None
+    long_prefill: LongPrefill | None = None  # None: `prefill_attention` serves all lengths
     library_prefill: LibraryPrefill | None = None
     min_gemm_rows: int = 1  # rows that matrix products are padded to
     gemm_decode: tuple[GemmDecode, ...] = ()  # by matrix and ascending max_rows; the library where none holds the rows
@@ -165,6 +218,11 @@ class Plan:
     def decode_for(self, num_seqs: int) -> DecodeAttention:
         """The decode attention of a batch of `num_seqs`. Raises ValueError where the plan has none."""
         return decode_for(self.decode_attention, num_seqs)
+
+    @property
+    def prefill_forms(self) -> PrefillForms | None:
+        """Our own launches of prefill attention; None on a device without."""
+        return None if self.prefill_attention is None else PrefillForms(self.prefill_attention, self.long_prefill)
 
     def groups_for(self, num_seqs: int) -> ShortGroups | None:
         """How sequences of a decode batch of `num_seqs` may share programs; None: each has its own."""
@@ -197,6 +255,11 @@ class Plan:
         """SHA-256 over the choices that decide which tokens come out; equal digests mean equal choices."""
         chosen = {name: value for name, value in asdict(self).items() if name not in _NOT_IN_DIGEST}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).digest()
+
+
+def seen_tokens(tokens: int, context: int) -> int:
+    """Keys that the last `tokens` of a sequence of `context` see together, each itself and all before it."""
+    return tokens * (2 * context - tokens + 1) // 2
 
 
 def full_tokens(alone: int, company: int) -> tuple[int, ...]:

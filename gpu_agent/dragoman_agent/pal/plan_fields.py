@@ -83,6 +83,16 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
         )
         if plan.prefill_attention.tma:
             fields.append(PlanField("prefill_tma", True, "prefill-attention"))
+    if plan.long_prefill is not None:
+        own = plan.long_prefill
+        fields.extend(
+            PlanField(f"long_prefill_{name}", getattr(own.attention, name), "long-prefill")
+            for name in ("block_m", "block_n", "num_warps", "num_stages", "tma")
+        )
+        fields.extend(
+            PlanField(f"long_prefill_{name}", getattr(own, name), "long-prefill", "tokens")
+            for name in ("min_tokens", "min_context_tokens", "many_tokens")
+        )
     if plan.library_prefill is not None:
         fields.extend(
             PlanField(f"library_prefill_{name}", value, "library-prefill", unit)

@@ -20,7 +20,7 @@ from dragoman_agent.pal.candidates import (
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import PlanError, profile_inputs
-from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention, Reduction, decode_for
+from dragoman_agent.pal.plan import DecodeAttention, PrefillAttention, PrefillForms, Reduction, decode_for
 from dragoman_agent.pal.profile import Profile
 from dragoman_kernels.triton.launches import (
     DECODE_SPLITS,
@@ -137,15 +137,21 @@ def fit_to_graphs(
     return replace(choice, attention=kept), told
 
 
-def shared_bytes(model: ModelConfig, choice: DecodeChoice, prefill: PrefillAttention, page_size: int, capability: tuple[int, int]) -> int:  # fmt: skip
+def shared_bytes(model: ModelConfig, choice: DecodeChoice, prefill: PrefillForms, page_size: int, capability: tuple[int, int]) -> int:  # fmt: skip
     """Shared memory of the largest block that the plan launches."""
     group = model.num_heads // model.num_kv_heads
     decode = (
         decode_resources(DecodeLaunch(one.block_n, one.num_warps, one.num_stages), group, model.head_dim, page_size)
         for one in choice.attention
     )
-    largest = prefill_resources(launch_of(prefill), model.head_dim, page_size, capability)
-    return max(largest.shared_bytes, *(one.shared_bytes for one in decode))
+    prompts = (prefill_resources(launch_of(one), model.head_dim, page_size, capability) for one in prefill.all)
+    return max(one.shared_bytes for one in (*prompts, *decode))
+
+
+def prefill_word(option: PrefillAttention) -> str:
+    """Short, for a decision."""
+    tma = "-tma" if option.tma else ""
+    return f"m{option.block_m}-n{option.block_n}-w{option.num_warps}-g{option.num_stages}{tma}"
 
 
 def launch_of(option: PrefillAttention) -> PrefillLaunch:

@@ -10,7 +10,7 @@ from dragoman_agent.pal.candidates import PROMPT_TOKENS
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import Limits, profile_inputs
-from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention, full_tokens
+from dragoman_agent.pal.plan import LibraryPrefill, PrefillForms, full_tokens
 from dragoman_agent.pal.planner_batch import LATENCY_TARGET_SECONDS, SHORT_CONTEXT, STALL_STEPS, StepShape
 from dragoman_agent.pal.planner_memory import spare_bytes, token_bytes
 from dragoman_agent.pal.profile import Profile
@@ -37,7 +37,7 @@ class Chunk:
 
 def choose_chunk(
     shape: StepShape,
-    prefill: PrefillAttention,
+    prefill: PrefillForms,
     max_num_seqs: int,
     limits: Limits,
     profile: Profile,
@@ -98,19 +98,21 @@ def choose_chunk(
 
 
 def _step_seconds(
-    shape: StepShape, times: KernelTimes, prefill: PrefillAttention, library: LibraryPrefill | None, tokens: int
+    shape: StepShape, times: KernelTimes, prefill: PrefillForms, library: LibraryPrefill | None, tokens: int
 ) -> float:
     return step_cost.prefill_step_seconds(
         times, shape.model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
     )
 
 
-def _steady_rates(shape: StepShape, prefill: PrefillAttention) -> dict[int, float]:
+def _steady_rates(shape: StepShape, prefill: PrefillForms) -> dict[int, float]:
     """Prompt tokens a second by chunk, from the profile's rates alone: what kernels take when they are timed one by one says as
-    much of the card's power limit, which the long ones run into, as of their length.
+    much of the card's power limit, which the long ones run into, as of their length. By the launch of the longest alone, since what
+    another is predicted to take is not to be told from what a chunk's length does.
     """
     times = KernelTimes(shape.times.rates)
-    return {tokens: tokens / _step_seconds(shape, times, prefill, None, tokens) for tokens in _CHUNKS}
+    one = PrefillForms(prefill.of(PROMPT_TOKENS, PROMPT_TOKENS, _CHUNKS[-1] / PROMPT_TOKENS))
+    return {tokens: tokens / _step_seconds(shape, times, one, None, tokens) for tokens in _CHUNKS}
 
 
 def _why_not(share: float, step: float, target: float) -> str:

@@ -20,7 +20,7 @@ from dragoman_agent.pal.plan import (
     GemmFixed,
     LibraryPrefill,
     Plan,
-    PrefillAttention,
+    PrefillForms,
     Reduction,
     ShortGroups,
 )
@@ -47,6 +47,7 @@ from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixe
 from dragoman_agent.pal.planner_grouping import choose_grouping
 from dragoman_agent.pal.planner_kv import choose_kv_dtype, kv_model
 from dragoman_agent.pal.planner_library import choose_library_prefill
+from dragoman_agent.pal.planner_long import one_launch
 from dragoman_agent.pal.planner_memory import (
     Sizes,
     choose_blocks,
@@ -66,6 +67,7 @@ from dragoman_kernels.triton.launches import FIXED_PART_TOKENS
 
 _ROAD = "triton-bfloat16"
 _FLOAT8 = "K and V are kept in eight bits, which our own kernels read"
+_FLOAT8_FORMS = "K and V are kept in eight bits, in which launches were not compared by length"
 _FLOAT8_GROUPS = "K and V are kept in eight bits, for which no groups were timed"
 _FIXED = "deterministic: every kernel runs in one form, whatever the step"
 _GRID_CONTEXTS = (128, 1024, 4096, 16384)
@@ -88,7 +90,7 @@ class _Chosen:
     decode: DecodeChoice
     groups: tuple[ShortGroups, ...]
     reduction: Reduction
-    prefill: PrefillAttention
+    prefill: PrefillForms
     library: LibraryPrefill | None
     chunk: Chunk
     graphs: tuple[int, ...]
@@ -143,7 +145,8 @@ def plan_cuda(
         device_index=profile.device.index,
         decode_attention=chosen.decode.attention,
         short_groups=chosen.groups,
-        prefill_attention=chosen.prefill,
+        prefill_attention=chosen.prefill.usual,
+        long_prefill=chosen.prefill.long,
         library_prefill=chosen.library,
         min_gemm_rows=chosen.gemm_rows,
         gemm_decode=chosen.gemm,
@@ -190,7 +193,7 @@ def wanted_groups(
 
 def predict_cuda(
     shape: StepShape,
-    prefill: PrefillAttention,
+    prefill: PrefillForms,
     graphs: tuple[int, ...],
     chunk: int,
     library: LibraryPrefill | None = None,
@@ -253,7 +256,6 @@ def _choose(
     maker = Maker(profile, model, times, num_seqs, demand)
     page_size, page_decision = choose_page(maker, off)
     decode, decode_decisions = choose_decode(maker, page_size, tuning_off)
-    prefill, prefill_decision = choose_prefill(maker, page_size, tuning_off)
     rows, rows_decision = choose_gemm_rows(times, model, profile, tuning_off)
     gemm, gemm_decision = choose_gemm_decode(times, model, profile, tuning_off)
     alone = Products(rows, gemm)
@@ -265,10 +267,13 @@ def _choose(
     gemm_fixed: tuple[GemmFixed, ...] = ()
     fixed = _FIXED if limits.deterministic else None
     float8 = _FLOAT8 if model.kv_item_bytes == 1 else None
+    one_form = _FLOAT8_FORMS if float8 else None
+    prefill, prefill_decisions = choose_prefill(maker, page_size, context, tuning_off, one_form)
     if limits.deterministic:
         rows, rows_decision, gemm = 1, Decision("gemm-rows", "1", _FIXED, unit="rows"), ()
         gemm_fixed, gemm_decision = choose_fixed_gemm(times, profile, model, tuning_off)
-        buckets, prefill, prefill_decision = choose_fixed_attention(profile, model, page_size, num_seqs, context)
+        buckets, attention, prefill_decision = choose_fixed_attention(profile, model, page_size, num_seqs, context)
+        prefill, prefill_decisions = PrefillForms(attention), [prefill_decision, one_launch(_FIXED)]
         decode = DecodeChoice(buckets, burst=False)
         decode_decisions = [Decision("decode-attention", "", prefill_decision.reason), Decision("burst", "no", _FIXED)]
     shape = StepShape(model, times, page_size, decode.attention, rows, gemm_fixed or gemm)
@@ -288,7 +293,7 @@ def _choose(
     matmul = "matrix products in one order" if limits.deterministic else "the library's matrix products"
     decisions = [
         Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights in bfloat16"),
-        page_decision, context_decision, seqs_decision, *decode_decisions, groups_decision, prefill_decision, library_decision, rows_decision,
+        page_decision, context_decision, seqs_decision, *decode_decisions, groups_decision, *prefill_decisions, library_decision, rows_decision,
         gemm_decision, dependent_decision, *chunk_decisions, graphs_decision, mixed_decision, reduction_decision,
     ]  # fmt: skip
     return (
@@ -331,7 +336,7 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int)
     return Sizes(
         weights=2 * model.num_parameters,
         graphs=graph_bytes(model, chosen.graphs)
-        + mixed_graph_bytes(model, chosen.mixed_graphs.captured, chosen.num_seqs, chosen.library),
+        + mixed_graph_bytes(model, chosen.mixed_graphs.captured, chosen.num_seqs, chosen.library, chosen.prefill.long),
         workspace=workspace + copies,
         context=context_bytes(times.rates),
     )

@@ -6,7 +6,7 @@ from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.candidates import LIBRARY_CAPABILITY, library_points
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import profile_inputs
-from dragoman_agent.pal.plan import LibraryPrefill, PrefillAttention
+from dragoman_agent.pal.plan import LibraryPrefill, PrefillForms
 from dragoman_agent.pal.planner_attention import Maker
 
 _MAX_NUM_SEQS = 16  # prompts of a step: what the library is set up for costs blocks that find nothing to do
@@ -14,7 +14,7 @@ _WORTH = 0.97  # of our own kernel's seconds: the library's first use costs a st
 
 
 def choose_library_prefill(
-    maker: Maker, page_size: int, own: PrefillAttention, off: str | None
+    maker: Maker, page_size: int, own: PrefillForms, off: str | None
 ) -> tuple[LibraryPrefill | None, Decision]:
     """The fewest tokens at which the library was timed quicker than `own`, and at which a step takes the device longer than
     the host takes to hand it over with the library's calls in it.
@@ -48,13 +48,14 @@ def choose_library_prefill(
     return None, Decision(subject, "none", reason, inputs, candidates)
 
 
-def _compared(maker: Maker, page_size: int, own: PrefillAttention) -> dict[int, tuple[float, float]]:
+def _compared(maker: Maker, page_size: int, own: PrefillForms) -> dict[int, tuple[float, float]]:
     """(the library's seconds, ours) by tokens of one prompt in a step, over its contexts, where all were timed."""
     model, times = maker.model, maker.times
     found: dict[int, list[tuple[float | None, float]]] = {}
     for tokens, context in library_points(model.max_context_tokens):
         theirs = times.measured(step_cost.library_prefill_call(model, page_size, tokens, context))
-        ours = times.seconds(step_cost.prefill_attention_call(model, page_size, own, tokens, context))
+        call = step_cost.prefill_attention_call(model, page_size, own.of(tokens, context), tokens, context)
+        ours = times.seconds(call)
         found.setdefault(tokens, []).append((theirs, ours))
     return {
         tokens: (sum(theirs or 0.0 for theirs, _ in pairs), sum(ours for _, ours in pairs))
@@ -63,7 +64,7 @@ def _compared(maker: Maker, page_size: int, own: PrefillAttention) -> dict[int, 
     }
 
 
-def _is_handed_over(maker: Maker, page_size: int, own: PrefillAttention, tokens: int) -> bool:
+def _is_handed_over(maker: Maker, page_size: int, own: PrefillForms, tokens: int) -> bool:
     """Whether a step of `tokens` takes the device longer than the host takes to hand it over with the library's calls."""
     model, times = maker.model, maker.times
     handover = step_cost.handover_seconds(times.rates, model, model.num_layers)

@@ -11,7 +11,8 @@ from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import profile_inputs
 from dragoman_agent.pal.plan import (
     LibraryPrefill,
-    PrefillAttention,
+    LongPrefill,
+    PrefillForms,
     captured_tokens,
     mixed_graph_sizes,
     mixed_timed,
@@ -45,7 +46,7 @@ class MixedGraphs:
 
 def choose_mixed_graphs(
     shape: StepShape,
-    prefill: PrefillAttention,
+    prefill: PrefillForms,
     library: LibraryPrefill | None,
     chunk: Chunk,
     max_num_seqs: int,
@@ -64,7 +65,7 @@ def choose_mixed_graphs(
     apart = _far_apart({size: step for size, step in seconds.items() if step <= _CERTAIN * handover})
 
     def taken(tokens: Sequence[int]) -> int:
-        return mixed_graph_bytes(model, tokens, max_num_seqs, library)
+        return mixed_graph_bytes(model, tokens, max_num_seqs, library, prefill.long)
 
     memory = [taken(apart[:nth]) for nth in range(len(apart) + 1)]
     sizes = tuple(size for nth, size in enumerate(apart, 1) if memory[nth] <= _KV_SHARE * kv_bytes)
@@ -105,7 +106,7 @@ def choose_mixed_graphs(
 
 def mixed_graph_seconds(
     shape: StepShape,
-    prefill: PrefillAttention,
+    prefill: PrefillForms,
     num_tokens: int,
     library: LibraryPrefill | None = None,
     prompt: int | None = None,
@@ -121,14 +122,20 @@ def mixed_graph_seconds(
 
 
 def mixed_graph_bytes(
-    model: ModelConfig, tokens: Sequence[int], max_num_seqs: int, library: LibraryPrefill | None = None
+    model: ModelConfig,
+    tokens: Sequence[int],
+    max_num_seqs: int,
+    library: LibraryPrefill | None = None,
+    long: LongPrefill | None = None,
 ) -> int:
     """Nodes of all graphs for steps of `tokens`, the hidden states that each one writes anew, activations of the largest,
-    and logits of a full batch, which they share. Those that a library attends are there again for steps that it cannot run.
+    and logits of a full batch, which they share. Those that a library attends are there again for steps that it cannot run,
+    and those that may be attended by the launch of long contexts for steps that it is not for.
     """
-    graphs = mixed_graph_sizes(tokens, max_num_seqs)
-    if library is not None:
-        graphs += [(num, seqs) for num, seqs in graphs if num >= library.min_tokens]
+    sizes = mixed_graph_sizes(tokens, max_num_seqs)
+    again = [library.min_tokens] if library is not None else []
+    again += [long.fewest_tokens] if long is not None else []
+    graphs = [*sizes, *((num, seqs) for least in again for num, seqs in sizes if num >= least)]
     nodes = len(graphs) * step_cost.num_kernels(model, is_split=True) * GRAPH_NODE_BYTES
     hidden = 2 * sum(num for num, _ in graphs) * model.hidden_size
     logits = 2 * model.vocab_size * max_num_seqs if tokens else 0

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.kernel_calls import KernelCall
 from dragoman_agent.pal.kernel_times import KernelTimes
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, GemmFixed, LibraryPrefill, PrefillAttention
+from dragoman_agent.pal.plan import (
+    DecodeAttention,
+    GemmDecode,
+    GemmFixed,
+    LibraryPrefill,
+    PrefillAttention,
+    PrefillForms,
+)
 from dragoman_agent.pal.rates import Rates
 from dragoman_kernels.triton.launches import FixedGemmLaunch, GemmLaunch
 
@@ -97,6 +104,13 @@ def prefill_attention_call(
     return KernelCall("prefill-attention", {**_heads(model, page_size), "tokens": tokens, "context": context}, config)
 
 
+def prefill_batch_call(
+    model: ModelConfig, page_size: int, config: PrefillAttention, tokens: int, num_prompts: int
+) -> KernelCall:
+    """Prefill attention of one layer over `num_prompts` whole prompts of `tokens`."""
+    return KernelCall("prefill-batch", {**_heads(model, page_size), "prompts": num_prompts, "tokens": tokens}, config)
+
+
 def library_prefill_call(model: ModelConfig, page_size: int, tokens: int, context: int) -> KernelCall:
     """The same by a library."""
     return KernelCall("prefill-library", {**_heads(model, page_size), "tokens": tokens, "context": context})
@@ -138,7 +152,7 @@ def prefill_step_seconds(
     times: KernelTimes,
     model: ModelConfig,
     page_size: int,
-    config: PrefillAttention,
+    forms: PrefillForms,
     tokens: int,
     prompt: int,
     library: LibraryPrefill | None = None,
@@ -152,6 +166,7 @@ def prefill_step_seconds(
     """
     each = min(prompt, tokens)
     sequences = max(tokens / each, 1.0)
+    config = forms.of(each, each, sequences)
     call = prefill_attention_call(model, page_size, config, each, each)
     if library is not None and library.min_tokens <= tokens <= each * library.max_num_seqs:
         call = library_prefill_call(model, page_size, each, each)

@@ -13,7 +13,7 @@ import numpy as np
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 
-from dragoman_agent.pal.plan import KV_FLOAT8, GemmDecode, Plan, PrefillAttention, ShortGroups
+from dragoman_agent.pal.plan import KV_FLOAT8, GemmDecode, LongPrefill, Plan, PrefillAttention, ShortGroups
 
 CAPABILITY = "9.0"
 
@@ -29,8 +29,12 @@ def plan(which: str) -> Plan:
         GemmDecode(n=192, k=64, max_rows=16, block_n=16, block_k=64, num_stages=3, num_warps=2),
     )
     by_descriptors = PrefillAttention("paged", 16, 16, 4, 3, tma=True)
+    long = LongPrefill(
+        PrefillAttention("paged", 32, 16, 4, 3), 2048, 900
+    )  # no step here takes it: it is launched once all the same
     return dataclasses.replace(
         gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2, prefill_attention=by_descriptors,
+        long_prefill=long,
         short_groups=(ShortGroups(3, 4, 2, 20, 2e-6, 1e-6),),
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Steps with prompts by graphs and kernel by kernel, on the GPU backend's code under Triton's interpreter. Run by test_cuda_graphs.py.
 
-Prints the sizes that were replayed, the largest difference of log-probabilities, how many tokens differ, and from which row on
-each graph writes zeros for attention.
+Prints the sizes that were replayed, how often by the launch for long contexts and not, the largest difference of log-probabilities,
+how many tokens differ, and from which row on each graph writes zeros for attention.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from tests.agent.device.conformance.subjects import TinyModel, interpreted_subje
 
 from dragoman_agent.device.cuda_inputs import Room
 from dragoman_agent.device.cuda_ops import CudaStep
-from dragoman_agent.pal.plan import Plan
+from dragoman_agent.pal.plan import LongPrefill, Plan, PrefillAttention
 
 SIZES = (4, 12, 20)
 ROUNDS = 6
 FULL = ((5, 1), (0, 14), (3, 7))  # tokens before and of a step that nearly fills the chunk
+# Of steps whose prompts see a dozen tokens in the mean; smaller tiles than the usual ones.
+LONG = LongPrefill(PrefillAttention("paged", 4, 16, 4, 3), min_tokens=4, min_context_tokens=12)
 
 filled: dict[int, int] = {}  # by rows of a graph
 
@@ -55,12 +57,17 @@ def nan_like(tensor: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     """Sequences that come, are computed in random chunks beside each other, decode, and go."""
     plan = replace(interpreted_subject().plan, mixed_graph_tokens=(), chunk_graph=False)
-    by_kernel, by_graph = opened(plan), opened(replace(plan, mixed_graph_tokens=SIZES, chunk_graph=True))
+    by_kernel = opened(plan)
+    by_graph = opened(replace(plan, mixed_graph_tokens=SIZES, chunk_graph=True, long_prefill=LONG))
+    # Kernel by kernel every second step is attended by the launch for long contexts, whatever its prompts see.
+    always = replace(plan, long_prefill=replace(LONG, min_tokens=1, min_context_tokens=1))
     replayed: list[int] = []
+    by_launch = {False: 0, True: 0}
     replay = by_graph._mixed_graphs.replay
 
     def counted(room: Room) -> object:
         replayed.append(room.num_tokens)
+        by_launch[room.is_long] += 1
         return replay(room)
 
     by_graph._mixed_graphs.replay = counted  # type: ignore[method-assign, assignment]
@@ -78,6 +85,7 @@ def main() -> None:
             parts.append((rng.integers(1, 60, before).tolist(), rng.integers(1, 60, count).tolist(), mine))
         parts.sort(key=lambda part: len(part[1]) > 1)  # those of one query come first
         rows = []
+        by_kernel._plan = always if turn % 2 else plan
         for device in (by_kernel, by_graph):
             for history, _, mine in parts:
                 if history:
@@ -93,7 +101,7 @@ def main() -> None:
         different += sum(a != b for a, b in zip(ids, others, strict=True))
         total += len(ids)
     told = {"sizes": sorted(set(replayed)), "worst": worst, "different": different, "total": total}
-    print(json.dumps(told | {"filled": sorted(filled.items())}))
+    print(json.dumps(told | {"filled": sorted(filled.items()), "usual": by_launch[False], "long": by_launch[True]}))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests.agent.device.conformance.steps import Part, step_of
 from tests.agent.device.conformance.subjects import gpu_plan
 
 from dragoman_agent.device.cuda_inputs import Room, mixed_inputs
 from dragoman_agent.device.cuda_library import AttentionSizes
-from dragoman_agent.pal.plan import LibraryPrefill, Plan
+from dragoman_agent.pal.plan import LibraryPrefill, LongPrefill, Plan, PrefillAttention
 
 PLAN = gpu_plan("cuda")
+# A sequence that decodes, a whole prompt of 17 tokens, and 8 behind 20.
 STEP = step_of([Part([5], 3, [1]), Part(list(range(1, 18)), 0, [2, 3]), Part(list(range(1, 9)), 20, [4, 6])], 16)
 
 
@@ -99,6 +101,74 @@ def test_only_steps_that_nearly_fill_the_chunk_run_in_its_graph() -> None:
     padded = inputs.padded_step(views_of(inputs)[0], PLAN, torch.zeros((PLAN.max_num_seqs, 9), dtype=torch.int32))
     assert padded.num_filled == 25, "rows that may be padding"
     assert rooms(28, chunk=28) == [Room(28, 8, 9)], "a graph that takes any step is no other"
+
+
+LONG = PrefillAttention("paged", 4, 16, 4, 3)
+
+
+def with_long(min_tokens: int = 20, min_context: int = 10, many: int = 0, **changes: Any) -> Plan:
+    long = LongPrefill(LONG, min_tokens, min_context, many)
+    return dataclasses.replace(PLAN, max_num_seqs=8, max_batch_tokens=500, long_prefill=long, **changes)
+
+
+@pytest.mark.parametrize(("rule", "is_long"), [
+    # 17 tokens of a prompt alone and 8 behind 20 see 17 * 18 / 2 + 8 * 24.5 = 349 keys, 13.96 each, in 7 tiles of 4 queries.
+    ((25, 13), True), ((26, 13), False), ((25, 14), False), ((26, 14, 25), True), ((26, 14, 26), False), ((26, 14, 0), False),
+])  # fmt: skip
+def test_what_prompts_see_and_how_many_tokens_they_are_decide_which_launch_attends(
+    rule: tuple[int, ...], is_long: bool
+) -> None:
+    plan = with_long(*rule)
+    inputs = mixed_inputs(STEP, plan, ops())
+    step = inputs.step(views_of(inputs)[0], plan)
+    assert step.prefill is not None
+    assert step.prefill.launch == (LONG if is_long else None)
+    assert len(step.prefill.work_list) == (7 if is_long else 3), "tiles of 4 queries, or of 16"
+
+
+def test_tiles_that_are_nearly_empty_go_to_the_usual_launch() -> None:
+    plan = with_long(min_tokens=1, min_context=1)
+    few = step_of([Part([1, 2, 3], 24, [1 + i, 5 + i]) for i in range(4)], 16)
+    assert mixed_inputs(few, plan, ops()).is_long is False
+    assert mixed_inputs(step_of([Part([1, 2, 3, 4, 5, 6, 7], 24, [1, 2])], 16), plan, ops()).is_long is True
+
+
+def test_the_longest_context_does_not_decide() -> None:
+    """One short part behind a long context beside a whole prompt: what is computed sees little in the mean."""
+    mixed = step_of([Part([1] * 8, 40, [1, 2, 3]), Part(list(range(1, 41)), 0, [4, 5, 6])], 16)
+    assert mixed_inputs(mixed, with_long(min_context=30), ops()).is_long is False
+    assert mixed_inputs(mixed, with_long(min_context=20), ops()).is_long is True
+
+
+def test_each_launch_has_graphs_of_its_own_where_it_may_attend() -> None:
+    plan = with_long(min_tokens=20, mixed_graph_tokens=(8, 30), chunk_graph=False)
+    both = Room.all_of(plan, ops())
+    assert both == [Room(8, 8, 8), Room(30, 8, 9), Room(30, 8, 15, is_long=True)]
+    far, near = mixed_inputs(STEP, plan, ops(), both), mixed_inputs(STEP, with_long(26), ops(), both)
+    assert far.room == both[2] and near.room == both[1]
+    tables = torch.zeros((PLAN.max_num_seqs, 9), dtype=torch.int32)
+    for inputs, launch, count in ((far, LONG, 7), (near, None, 3)):
+        padded = inputs.padded_step(views_of(inputs)[0], plan, tables)
+        assert padded.prefill is not None and padded.prefill.launch == launch
+        assert int((padded.prefill.work_list[:, 0] != 8).sum()) == count
+    usual = mixed_inputs(STEP, plan, ops(), both[:2])
+    assert usual.room == both[1] and not usual.is_long, "until its graph is there the other one serves"
+    alone = mixed_inputs(STEP, plan, ops(), both[:1])
+    assert alone.room is None and alone.is_long
+
+
+def test_where_the_library_may_attend_it_does_before_either_launch() -> None:
+    plan = with_long(
+        20,
+        mixed_graph_tokens=(30,),
+        chunk_graph=False,
+        library_prefill=LibraryPrefill("cudnn", 20, 3),
+    )
+    rooms = Room.all_of(plan, ops(library=True))
+    assert [(room.is_ours, room.is_long) for room in rooms] == [(False, False), (True, False), (True, True)]
+    assert mixed_inputs(STEP, plan, ops(library=True), rooms).room == rooms[0]
+    many = step_of([Part([1, 2, 3, 4, 5, 6, 7], 8, [1 + i, 5 + i]) for i in range(4)], 16)
+    assert mixed_inputs(many, plan, ops(library=True), rooms).room == rooms[2], "four prompts, it is set up for three"
 
 
 def test_a_graph_whose_prompts_the_library_attends_takes_what_it_can_run() -> None:

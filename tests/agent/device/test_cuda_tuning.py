@@ -24,6 +24,12 @@ for wrong in (lambda out: out * 1.1, lambda out: out.index_fill(0, torch.tensor(
     except ValueError as error:
         print(error)
 print(len(cuda_tuning._prefill(case, torch.device("cpu"), 0)))
+noted = []
+cuda_tuning.paged_prefill_attention = lambda *a, **k: noted.append(a[4:6]) or right(*a, **k)
+many = {name: size for name, size in shape.items() if name != "context"} | {"tokens": 40, "prompts": 3}
+calls = cuda_tuning._BUILDERS["prefill-batch"]({"shape": many, "config": config}, torch.device("cpu"), 1)
+print(tuple(calls[0]().shape), *(part.tolist() for part in noted[-1]))
+cuda_tuning.paged_prefill_attention = right
 heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "page_size": 16}
 config = {"num_splits": 2, "block_n": 16, "num_stages": 3, "num_warps": 4}
 decode = lambda rows, cold: cuda_tuning._BUILDERS["decode-grouped"](
@@ -53,9 +59,10 @@ def test_what_attends_otherwise_than_the_kernel_it_would_replace_is_refused() ->
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    timed, scaled, no_number, compiled, *grouping = done.stdout.splitlines()
+    timed, scaled, no_number, compiled, many, *grouping = done.stdout.splitlines()
     assert timed == "2 (70, 2, 64)" and compiled == "2", "compiling alone compares nothing"
     assert scaled == "attends otherwise than the kernel by pointers, by 0.1 of it"
     assert no_number == "attends otherwise than the kernel by pointers, by nan of it"
+    assert many == "(120, 2, 64) [0, 40, 80, 120] [40, 40, 40]", "whole prompts in one step"
     assert grouping[:3] == ["(3, 2, 16) None", "(3, 2, 16) [2]", "True"], "without groups, and with a word"
     assert grouping[3] == "a sequence has other bits where 2 share a program"

@@ -16,7 +16,7 @@ from tests.agent.device.conformance.tiny_model import CONFIG
 
 from dragoman_agent.device import precompile
 from dragoman_agent.device.kernel_forms import forms_of, shares
-from dragoman_agent.pal.plan import GemmDecode, ShortGroups
+from dragoman_agent.pal.plan import GemmDecode, LongPrefill, PrefillAttention, ShortGroups
 
 
 def binaries(which: str, plan: str, cache: Path) -> dict[str, str]:
@@ -78,6 +78,9 @@ def test_forms_follow_the_plan() -> None:
     assert found == [(1, False, False), (1, True, True), (2, False, False), (2, True, False)], (
         "4 sequences in groups alone"
     )
+    two = forms_of(CONFIG, dataclasses.replace(plan, long_prefill=LongPrefill(PrefillAttention("paged", 128, 64, 12, 4, tma=True), 1024, 900)))  # fmt: skip
+    assert [form.sizes for form in two if form.kind == "prefill"] == [(16, 16, 3, 4, 0), (128, 64, 4, 12, 1)]
+    assert len(two) == len(forms_of(CONFIG, plan)) + 1, "one form more"
     kinds = [form.kind for form in forms_of(CONFIG, deterministic_plan("cuda"))]
     assert "decode" not in kinds and "gemm" not in kinds and kinds.count("fixed-gemm") == 5 and "sample" in kinds
 

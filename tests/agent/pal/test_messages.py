@@ -9,6 +9,7 @@ from dragoman_agent.pal.plan import (
     DecodeAttention,
     GemmFixed,
     LibraryPrefill,
+    LongPrefill,
     MemoryLine,
     Plan,
     PrefillAttention,
@@ -22,7 +23,8 @@ PLAN = Plan(
     memory=(MemoryLine("weights", 5), MemoryLine("kv", 6)), step_model=StepModel((1,), (64,), (0.5,), 100.0, 0.1),
     graph_batch_sizes=(1, 2, 8),
     decode_attention=(DecodeAttention(2, 8, 64, 4, 5), DecodeAttention(8, 1, 32, 2, 3)),
-    prefill_attention=PrefillAttention("paged", 128, 64, 8, 2), min_gemm_rows=8, dependent_max_batch=8, burst=True,
+    prefill_attention=PrefillAttention("paged", 128, 64, 8, 2),
+    long_prefill=LongPrefill(PrefillAttention("paged", 64, 64, 4, 3, tma=True), 1024, 900, 2048), min_gemm_rows=8, dependent_max_batch=8, burst=True,
     reduction="shared", shared_memory_bytes=99 << 10, prefetch=True, switches_off=("arena", "link_policy"),
     deterministic=True, gemm_fixed=(GemmFixed(96, 32, 0, 64, 64, 128, 3, 4),), attention_part_tokens=256,
     library_prefill=LibraryPrefill("cudnn", 2048, 16), short_groups=(ShortGroups(64, 255, 4, 128, 1e-5, 9e-6),),
@@ -31,6 +33,7 @@ PLAN = Plan(
 SPREAD = {
     "decode_attention": "decode_num_splits",
     "prefill_attention": "prefill_variant",
+    "long_prefill": "long_prefill_min_context_tokens",
     "library_prefill": "library_prefill_library",
 }
 ELSEWHERE = {"memory", "step_model", "model_name", "num_threads", "pal"}
@@ -60,6 +63,11 @@ def test_values_lists_and_labels_arrive() -> None:
     assert fields["library_prefill_library"].text == "cudnn"
     assert (fields["library_prefill_min_tokens"].number, fields["library_prefill_min_tokens"].unit) == (2048, "tokens")
     assert fields["dependent_max_batch"].number == 8
+    long = {name: fields[f"long_prefill_{name}"] for name in ("block_m", "min_context_tokens", "many_tokens")}
+    assert {name: (field.number, field.unit) for name, field in long.items()} == {
+        "block_m": (64, ""), "min_context_tokens": (900, "tokens"), "many_tokens": (2048, "tokens"),
+    }  # fmt: skip
+    assert fields["long_prefill_tma"].flag
     assert fields["reduction"].text == "shared"
     assert fields["switches_off"].text == "arena, link_policy"
     assert [(line.name, line.size_bytes) for line in message.memory] == [("weights", 5), ("kv", 6)]
