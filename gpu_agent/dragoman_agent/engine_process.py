@@ -13,6 +13,7 @@ from pathlib import Path
 
 # Our stdout carries the announced events and nothing else; what the engine prints goes to stderr.
 _STDERR = 2
+TORCH_KINDS = ("cuda", "hip", "xpu")  # of devices, whose libraries take seconds to import and hundreds of megabytes
 _LAST_WORDS = "last-words"
 _KILLED_SECONDS = 0.2
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dragoman_agent.config import AgentSettings
-from dragoman_agent.engine_process import EngineProcess
+from dragoman_agent.engine_process import TORCH_KINDS, EngineProcess
 
 if TYPE_CHECKING:
     from dragoman_agent.engine.config import EngineConfig
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from dragoman_text.files import TokenizerFiles
 
 NULL_NUM_SEQS = 256
-_TORCH_KINDS = ("cuda", "hip", "xpu")  # whose libraries take seconds to import and hundreds of megabytes
 _GONE_SECONDS = 5.0  # for a killed engine to be gone before the device is measured
 # There with a driver that has a card: to look is free, to ask the driver is not.
 _DRIVER_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd",)}
@@ -71,7 +70,7 @@ class EarlyEngine:
 
     def configure(self, config: EngineConfig) -> EngineProcess:
         """Tell the process what it is to do; the process."""
-        if self._kind != config.device and {self._kind, config.device} & set(_TORCH_KINDS):
+        if self._kind != config.device and {self._kind, config.device} & set(TORCH_KINDS):
             self.stop()
         if self._process is None:
             self._process = EngineProcess(engine_command(config.device))

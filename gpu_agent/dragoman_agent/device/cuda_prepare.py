@@ -17,6 +17,7 @@ from dragoman_agent.device.cuda_inputs import MixedInputs, Room, Views, mixed_in
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep
 from dragoman_agent.device.torch_steps import StepSlot, TorchStepHandle
 from dragoman_agent.device.warm_up import (
+    FIRST_STEPS,
     decode_batch,
     in_null_block,
     prompt_batch,
@@ -107,7 +108,7 @@ class CudaPrepare(CudaBlocks):
             LoadProgress("warmup", 0, 1, "steps")
         )  # who waits here for the kernels knows then what may be left for later
         now, later = self._order()
-        total = 2 + len(now)
+        total = FIRST_STEPS + len(now)
         # Long enough for a tile without and one with a mask, so that nothing compiles in a user's step.
         chunk = min(200, plan.max_batch_tokens, (plan.num_blocks - 1) * plan.page_size - 1)
         for done, (start, count) in enumerate(((0, chunk), (chunk, 1))):
@@ -117,7 +118,7 @@ class CudaPrepare(CudaBlocks):
         if plan.long_prefill is not None:
             self._launch_long(warm_up_batch(plan.page_size, 0, chunk))
         self._runtime.release()  # while a graph is captured nothing can be given back
-        for done, size in enumerate(now, 2):
+        for done, size in enumerate(now, FIRST_STEPS):
             progress(LoadProgress("warmup", done, total, "steps"))
             self._capture(size)
         self._runtime.release()  # what the first launches took beside the graphs

@@ -11,6 +11,7 @@ import numpy as np
 from dragoman_agent.device.base import SamplingBatch, StepBatch, StepHandle
 from dragoman_agent.pal.plan import Plan
 
+FIRST_STEPS = 2  # of a GPU's warm-up, which launch each kernel for the first time; graphs follow
 TIMED_BATCHES = (1, 8, 32, 128, 512)
 TIMED_CONTEXTS = (128, 2048)
 _NUM_TIMED = 3  # steps of each shape that are counted, each behind one that is not

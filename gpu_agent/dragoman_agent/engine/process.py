@@ -7,6 +7,7 @@ planned; the config comes on stdin, as JSON up to its end. Imports only what is 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -14,7 +15,7 @@ import socket
 import sys
 
 from dragoman_agent.engine.start_times import StartTimes
-from dragoman_agent.engine_process import leave_last_words
+from dragoman_agent.engine_process import TORCH_KINDS, leave_last_words
 from dragoman_cli.failure import import_problem, wants_traceback
 from dragoman_cli.process import log_to_stderr
 
@@ -30,7 +31,13 @@ def main(argv: list[str] | None = None) -> int:
     # Signals reach the rpc process, which ends the streams and then sends Shutdown.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     times = StartTimes()
+    kind = arguments.import_device
     try:
+        libraries = None
+        if kind in TORCH_KINDS:
+            from dragoman_agent.engine.native import TorchLibraries
+
+            libraries = TorchLibraries()
         from dragoman_agent.device.base import DeviceError
         from dragoman_agent.engine.ahead import DeviceImport
         from dragoman_agent.engine.config import EngineConfig
@@ -45,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     times.mark("imports")
     try:
         # After the imports above: these two at the same time would hinder each other more than they would gain.
-        library = DeviceImport(arguments.import_device) if arguments.import_device else None
+        library = DeviceImport(kind, libraries) if kind else None
         text = sys.stdin.read()
         if not text:
             print(f"{PROG}: no configuration came on stdin: the agent has ended before it had a plan", file=sys.stderr)
@@ -69,4 +76,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # until all is imported, which stays: a tenth of the time went into looking through it again and again
     sys.exit(main())

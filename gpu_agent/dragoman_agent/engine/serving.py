@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.v1 import error_pb2
 from dragoman_agent.device import Device, DeviceError, open_device
 from dragoman_agent.device.base import LoadProgress, PreparingDevice
+from dragoman_agent.device.warm_up import FIRST_STEPS
 from dragoman_agent.engine.ahead import DeviceImport
 from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.engine.core import EngineCore
@@ -62,17 +63,26 @@ def load(
     first_step = "kv" if config.plan.kv_dtype == KV_FLOAT8 else "warmup"  # scales of eight bits are found by one
     ended = {"weights": "context", "kv": "weights", "warmup": "memory"}  # by the phase that then begins
 
+    def before_first_step() -> None:
+        if library is not None:
+            library.wait_for_launches()
+        if compilers is not None:
+            all_compiled = compilers.wait()  # the first step launches what they compile
+            times.mark("kernels")
+            if isinstance(device, PreparingDevice):
+                # A part that compiles would take seconds, and whoever asks meanwhile would wait for it.
+                device.prepares_later = all_compiled
+
     def report(progress: LoadProgress) -> None:
         if progress.phase in ended:
             times.mark(ended.pop(progress.phase))
-            if compilers is not None and progress.phase == first_step:
-                all_compiled = compilers.wait()  # the first step launches what they compile
-                times.mark("kernels")
-                if isinstance(device, PreparingDevice):
-                    # A part that compiles would take seconds, and whoever asks meanwhile would wait for it.
-                    device.prepares_later = all_compiled
-        elif (progress.phase, progress.done) == ("warmup", progress.total) and "timed steps" not in times.seconds:
-            times.mark("graphs")
+            if progress.phase == first_step:
+                before_first_step()
+        elif progress.phase == "warmup" and "timed steps" not in times.seconds:
+            if progress.done == FIRST_STEPS:
+                times.mark("first launches")
+            elif progress.done == progress.total:
+                times.mark("graphs")
         connection.send(Progress(progress.phase, progress.done, progress.total, progress.unit))
 
     begun = time.monotonic()
@@ -84,6 +94,10 @@ def load(
         from dragoman_agent.device.precompile import start_compilers  # and the cost models: for a GPU alone
 
         compilers = start_compilers(model.config, config.plan, config.capability)
+    if config.device == "cuda":
+        from dragoman_agent.device.cuda_context import open_context
+
+        open_context(config.plan.device_index)  # behind the workers' start: who has a context must not fork
     if library is not None and library.kind == config.device:
         library.wait()
     device = open_device(
@@ -94,6 +108,9 @@ def load(
         null_speed=config.null_speed,
     )
     times.mark("device library")
+    # What is imported stays: the collector, off until here in a process of its own, need not walk it again and again.
+    gc.freeze()
+    gc.enable()
     try:
         device.load(model, config.plan, report)
         times.mark("timed steps")

@@ -9,6 +9,7 @@ import pytest
 
 from dragoman_agent.device.base import DeviceError
 from dragoman_agent.engine.ahead import DeviceImport
+from dragoman_agent.engine.native import TorchLibraries
 
 
 def test_the_device_named_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,18 +20,35 @@ def test_the_device_named_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.kind == "cuda" and seen[0] == "dragoman_agent.device.cuda"
 
 
-def test_what_the_first_launch_looks_up_is_there_when_the_thread_ends() -> None:
+def test_what_the_first_launch_looks_up_is_there_when_waited_for() -> None:
     cache = importlib.import_module("triton.runtime.cache")
     cache.triton_key.cache_clear()
-    library = DeviceImport("cuda")
+    library = DeviceImport("cuda", TorchLibraries([]))
     library.wait()
-    library._thread.join(60)
+    library.wait_for_launches()
     assert cache.triton_key.cache_info().currsize == 1 and "triton.experimental.gluon.nvidia.hopper" in sys.modules
 
 
-def test_without_triton_nothing_more_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_is_imported_beside_pytorchs_libraries_and_the_device_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[str] = []
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
+
+    class Libraries(TorchLibraries):
+        def wait(self) -> None:
+            super().wait()
+            seen.append("libraries")
+
+    libraries = Libraries([])
+    monkeypatch.setattr(importlib, "import_module", seen.append)
+    library = DeviceImport("cuda", libraries)
+    library._thread.join(60)
+    seen.remove("triton.runtime.cache")  # by a thread of its own
+    assert seen == ["triton", "libraries", "dragoman_agent.device.cuda", "triton.experimental.gluon.nvidia.hopper"]
+
+
+def test_without_libraries_nothing_more_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
     monkeypatch.setattr(importlib, "import_module", seen.append)
     library = DeviceImport("cpu")
     library._thread.join(60)

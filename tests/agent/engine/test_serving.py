@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from dragoman_agent.device.base import LoadProgress
 from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine import serving
+from dragoman_agent.engine.ahead import DeviceImport
 from dragoman_agent.engine.config import EngineConfig
 from dragoman_agent.engine.frames import FrameDecoder, encode
 from dragoman_agent.engine.messages import Fatal, Ready, Shutdown, Step, Warmed
@@ -63,11 +64,21 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
         def close(self) -> None:
             seen.append("closed")
 
+    class Library:
+        kind = "cuda"
+
+        def wait(self) -> None:
+            seen.append("library")
+
+        def wait_for_launches(self) -> None:
+            seen.append("lookups")
+
     class Device(NullDevice):
         def load(self, model: Any, plan: Any, progress: Any) -> None:
             seen.append("weights")
             super().load(model, plan, lambda _: None)
-            progress(LoadProgress("warmup", 0, 1, "steps"))
+            for done in range(4):
+                progress(LoadProgress("warmup", done, 3, "steps"))
             seen.append("first step")
 
     def start(model: Any, plan: Any, wanted: str) -> Workers:
@@ -75,6 +86,9 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
         return Workers()
 
     monkeypatch.setattr("dragoman_agent.device.precompile.start_compilers", start)
+    monkeypatch.setattr(
+        "dragoman_agent.device.cuda_context.open_context", lambda index: seen.append(f"context {index}")
+    )
     monkeypatch.setattr(serving, "open_device", lambda *_, **__: Device())
     monkeypatch.setattr(serving, "open_source", lambda *_: NullModel())
     ours, theirs = socket.socketpair()
@@ -83,6 +97,7 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
             serving.Connection(theirs),
             dataclasses.replace(CONFIG, device="cuda", capability=capability),
             StartTimes(),
+            cast(DeviceImport, Library()),
         )
         device.close()
         *_, ready = FrameDecoder().feed(ours.recv(1 << 20))
@@ -91,9 +106,12 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
     assert list(parts)[:2] == ["model files", "device library"] and list(parts)[-1] == "first step"
     assert all(seconds >= 0 for seconds in parts.values())
     if not capability:
-        assert seen == ["weights", "first step"] and "kernels" not in parts
+        assert seen == ["context 0", "library", "weights", "lookups", "first step"] and "kernels" not in parts
         return
-    assert seen == ["compile for 9.0", "weights", "waited", "first step", "closed"] and "kernels" in parts
+    assert seen == [
+        "compile for 9.0", "context 0", "library", "weights", "lookups", "waited", "first step", "closed",
+    ]  # fmt: skip
+    assert list(parts)[2:-1] == ["memory", "kernels", "first launches", "graphs", "timed steps"]
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -1,0 +1,80 @@
+"""PyTorch's native libraries, loaded beside the engine's own imports: their constructors take as long as those and need no interpreter.
+
+An import loads a library while it holds the interpreter's lock, so that nothing goes on beside it; a thread that calls the linker does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+# Packages with native code that an engine and Triton import in any case, with those of the standard library that some builds of Python have
+# as files of their own. The linker has a lock too, and holds it while a library's constructors run: an import of native code would
+# wait there, with the interpreter's lock in its hands.
+_WITH_NATIVE_CODE = (
+    "numpy", "google.protobuf.descriptor_pool", "tokenizers", "llguidance", "psutil", "msgpack",
+    "bisect", "bz2", "csv", "ctypes", "datetime", "decimal", "hashlib", "heapq", "json", "lzma", "mmap", "pickle", "queue", "random",
+    "resource", "select", "socket", "statistics", "struct", "subprocess", "typing", "uuid", "zlib",
+)  # fmt: skip
+
+
+class TorchLibraries:
+    """The loading of PyTorch's libraries in a thread, begun now. Its import finds them there and says itself what is wrong with one."""
+
+    def __init__(self, libraries: Sequence[tuple[Path, int]] | None = None) -> None:
+        """`libraries`: each with how it is opened (dlopen(3)); PyTorch's own otherwise.
+
+        Raises ImportError where a package is not installed that an engine needs.
+        """
+        for name in _WITH_NATIVE_CODE:
+            importlib.import_module(name)
+        found = list(torch_libraries()) if libraries is None else libraries
+        # Not a daemon: a process that ends while constructors run can crash.
+        self._thread = threading.Thread(target=_load, args=(found,), name="torch-libraries")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until they are there, or one could not be loaded."""
+        self._thread.join()
+
+
+def torch_libraries() -> Iterator[tuple[Path, int]]:
+    """Files and modes in the order in which PyTorch's import opens them, as far as it matters; none where it is not installed.
+
+    The first is global so that what it needs serves all; the linker library is one that others would find elsewhere by
+    LD_LIBRARY_PATH.
+    """
+    spec = None
+    with suppress(ImportError, ValueError):
+        spec = find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    package = Path(spec.submodule_search_locations[0])
+    yield package / "lib" / "libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL
+    for path in sorted(package.parent.glob("nvidia/*/lib/libnvJitLink.so.*[0-9]")):
+        yield path, os.RTLD_NOW
+    for name in ("libtorch_cpu.so", "libtorch.so"):
+        yield package / "lib" / name, os.RTLD_NOW
+
+
+def _load(libraries: Sequence[tuple[Path, int]]) -> None:
+    """By the linker's own function: ctypes lets go of the interpreter's lock while that runs, and not while it opens a library itself."""
+    try:
+        dlopen = ctypes.CDLL(None).dlopen
+    except (OSError, AttributeError) as error:  # another system
+        logger.debug("PyTorch's libraries are left to its import: %s", error)
+        return
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    for path, mode in libraries:
+        if dlopen(os.fsencode(path), mode) is None:  # a library behind it may need it, as the import will say
+            logger.debug("%s is left to PyTorch's import", path)
+            return
