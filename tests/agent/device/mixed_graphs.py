@@ -20,13 +20,16 @@ from tests.agent.device.conformance.subjects import TinyModel, interpreted_subje
 
 from dragoman_agent.device.cuda_inputs import Room
 from dragoman_agent.device.cuda_ops import CudaStep
+from dragoman_agent.pal import plan as plan_module
 from dragoman_agent.pal.plan import LongPrefill, Plan, PrefillAttention
 
 SIZES = (4, 12, 20)
 ROUNDS = 6
 FULL = ((5, 1), (0, 14), (3, 7))  # tokens before and of a step that nearly fills the chunk
-# Of steps whose prompts see a dozen tokens in the mean; smaller tiles than the usual ones.
-LONG = LongPrefill(PrefillAttention("paged", 4, 16, 4, 3), min_tokens=4, min_context_tokens=12)
+# Of steps whose prompts see a dozen tokens in the mean; larger tiles than the usual ones, which would leave rows out of its list.
+USUAL = PrefillAttention("paged", 4, 16, 4, 3)
+LONG = LongPrefill(PrefillAttention("paged", 16, 16, 4, 3), min_tokens=4, min_context_tokens=12)
+plan_module._FULL_TILES = 0.0  # no prompt here fills one
 
 filled: dict[int, int] = {}  # by rows of a graph
 
@@ -56,7 +59,7 @@ def nan_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Sequences that come, are computed in random chunks beside each other, decode, and go."""
-    plan = replace(interpreted_subject().plan, mixed_graph_tokens=(), chunk_graph=False)
+    plan = replace(interpreted_subject().plan, mixed_graph_tokens=(), chunk_graph=False, prefill_attention=USUAL)
     by_kernel = opened(plan)
     by_graph = opened(replace(plan, mixed_graph_tokens=SIZES, chunk_graph=True, long_prefill=LONG))
     # Kernel by kernel every second step is attended by the launch for long contexts, whatever its prompts see.
