@@ -1,7 +1,7 @@
 """Imports a device's library before it is known what it is to do: GPU libraries take seconds, and planning takes long too.
 
-What the first launch of a Triton kernel needs beside it goes on meanwhile: a digest of Triton's files, by which it finds its
-binaries (0.35 s on a machine with an H200), and a module of its that it looks arguments up in (0.1 s).
+What the first launch of a Triton kernel needs beside it goes on meanwhile: a module that it looks arguments up in (0.15 s on a machine
+with an H200), a digest of Triton's files, by which it finds its binaries (0.35 s), and what other programs say of the system.
 """
 
 from __future__ import annotations
@@ -41,25 +41,32 @@ class DeviceImport:
         self._thread.join()
 
     def _run(self) -> None:
-        digest: threading.Thread | None = None
+        lookups: threading.Thread | None = None
         try:
             if self._libraries is not None:
-                importlib.import_module("triton")  # which needs nothing of PyTorch: beside its libraries' constructors
-                digest = threading.Thread(target=_digest_triton, name="triton-digest")
-                digest.start()
+                # These need nothing of PyTorch: beside its libraries' constructors. First what has no native code, see `native`.
+                importlib.import_module("dragoman_agent.device.precompile")
+                importlib.import_module("triton")
+                lookups = threading.Thread(target=_look_up, name="triton-lookups")
+                lookups.start()
+                with suppress(ImportError):  # another version has it elsewhere: the first launch imports what it wants
+                    importlib.import_module("triton.experimental.gluon.nvidia.hopper")
                 self._libraries.wait()
             importlib.import_module(f"dragoman_agent.device.{self.kind}")
         except Exception as error:  # told by `wait`, where it is known whether the device is the one to use
             self._error = error
         finally:  # whatever it raised: native code has exceptions of its own, for which nobody may wait for good
             self._imported.set()
-        if digest is not None:
-            with suppress(Exception):  # as below
-                importlib.import_module("triton.experimental.gluon.nvidia.hopper")
-            digest.join()
+        if lookups is not None:
+            lookups.join()
 
 
-def _digest_triton() -> None:
-    """Reading and hashing need no interpreter: goes on beside imports."""
-    with suppress(Exception):  # another version has it elsewhere: the first launch does it itself, then
-        importlib.import_module("triton.runtime.cache").triton_key()  # keeps what it returned
+def _look_up() -> None:
+    """Reading, hashing and waiting for a program need no interpreter: they go on beside imports. Triton keeps what each returned."""
+    for module, name in (
+        ("triton.runtime.build", "platform_key"),
+        ("triton.backends.nvidia.driver", "library_dirs"),
+        ("triton.runtime.cache", "triton_key"),
+    ):
+        with suppress(Exception):  # another version has it elsewhere, or there is no driver: the first launch says so
+            getattr(importlib.import_module(module), name)()

@@ -64,7 +64,7 @@ def load(
     ended = {"weights": "context", "kv": "weights", "warmup": "memory"}  # by the phase that then begins
 
     def before_first_step() -> None:
-        if library is not None:
+        if library is not None and library.kind == config.device:
             library.wait_for_launches()
         if compilers is not None:
             all_compiled = compilers.wait()  # the first step launches what they compile

@@ -43,8 +43,16 @@ def test_triton_is_imported_beside_pytorchs_libraries_and_the_device_behind_them
     monkeypatch.setattr(importlib, "import_module", seen.append)
     library = DeviceImport("cuda", libraries)
     library._thread.join(60)
-    seen.remove("triton.runtime.cache")  # by a thread of its own
-    assert seen == ["triton", "libraries", "dragoman_agent.device.cuda", "triton.experimental.gluon.nvidia.hopper"]
+    looked_up = {
+        "triton.runtime.build",
+        "triton.backends.nvidia.driver",
+        "triton.runtime.cache",
+    }  # in a thread of their own
+    assert looked_up < set(seen)
+    assert [name for name in seen if name not in looked_up] == [
+        "dragoman_agent.device.precompile", "triton", "triton.experimental.gluon.nvidia.hopper",
+        "libraries", "dragoman_agent.device.cuda",
+    ]  # fmt: skip
 
 
 def test_without_libraries_nothing_more_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ libraries = TorchLibraries()
 before = with_native_code()
 import dragoman_agent.engine.process, dragoman_agent.engine.ahead, dragoman_agent.engine.config
 import dragoman_agent.engine.serving
+import dragoman_agent.device.precompile
 import triton
 assert with_native_code() - before == {"triton._C.libtriton"}, with_native_code() - before
 libraries.wait()
