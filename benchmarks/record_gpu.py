@@ -48,6 +48,7 @@ UNITS = {
     "tokens_per_second": "1/s",
     "gb_per_second": "GB/s",
     "seconds_to_first_token": "s",
+    "seconds_to_device": "s",
     "selection_seconds_a_shape": "s",
     "planning_seconds": "s",
     "changed_fields": "1",

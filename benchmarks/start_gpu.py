@@ -4,7 +4,8 @@
 
 Three starts a round: `first` on an unknown card (no profile, no compiled kernels), `cold` with the profile but no compiled kernels
 of any kind, `warm` with both. The model's files are in the page cache. A time is from the agent's start as a process to the
-first token that a client holds.
+first token that a client holds. Beside them `bare`: a process that imports PyTorch, puts a number on the device and ends; a warm start may take 1.5 s
+more. Notes have the parts, which add up, and at which second of the engine's process what goes on beside them was done.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import asyncio
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,11 +27,14 @@ from benchmarks.cell import CellProcess
 from dragoman import AsyncClient
 
 KINDS = ("first", "cold", "warm")
-# Warm: the agent until it spawns the engine 0.2 s, the engine's imports 0.8, its device library 4.4 (the agent plans meanwhile),
-# context, weights and memory 0.4, first launches and two graphs of decode 0.6. The other graphs (about 23 of decode and 16 of steps with
-# prompts, 15 ms each) and ten timed steps came before the first token until they were left for after it: 1.35 s of the 7.7 predicted
-# then. Cold: 0.7 s more of planning and of first launches. First: as cold, with the probe before the engine's imports instead of beside them.
-PREDICTED = {"first": 9.9, "cold": 7.2, "warm": 6.4}
+METRICS = {"bare": "seconds_to_device"}
+BARE = "import os, torch; torch.zeros(1, device={!r}); os._exit(0)"  # without the interpreter's end
+# Warm: the agent until it spawns the engine 0.1 s, the engine's imports 0.6 with PyTorch's libraries beside them to 0.95, Triton and its look-ups
+# to 1.15, PyTorch and the device's modules 1.75 (the agent plans and the context is made meanwhile), torch's own opening of the
+# device 0.03, weights and memory 0.17, first launches and two graphs 0.5, the request 0.1. Cold: compiling the kernels, begun with the
+# plan at 1.2 s, takes until 4.9, past the imports; graphs 0.6 with nothing left to compile. First: as cold, with the probe (2.5 s) before the
+# engine's process instead of beside it.
+PREDICTED = {"bare": 2.9, "first": 9.2, "cold": 5.9, "warm": 4.0}
 START_SECONDS = 180.0
 
 
@@ -55,7 +61,15 @@ def start(model: str, device: str, caches: Path) -> tuple[float, dict[str, float
         agent.close()
     parts = {"agent listens": listening, **{f"engine: {name}": s for name, s in info["start_seconds"].items()}}
     engine = sum(info["start_seconds"].values())
-    return total, {**parts, "agent before and beside the engine": ready - engine, "request": total - ready}
+    parts |= {"agent before and beside the engine": ready - engine, "request": total - ready}
+    return total, parts | {f"done at: {name}": s for name, s in info["start_moments"].items()}
+
+
+def bare(device: str) -> tuple[float, dict[str, float]]:
+    """Seconds of a process that does nothing but import PyTorch and put a number on the device."""
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", BARE.format(device)], check=True)
+    return time.monotonic() - begin, {}
 
 
 async def first_token(address: str) -> None:
@@ -73,10 +87,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="on a machine with a card")
     options = parser.parse_args()
-    found: dict[str, list[tuple[float, dict[str, float]]]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[tuple[float, dict[str, float]]]] = {kind: [] for kind in ("bare", *KINDS)}
     with tempfile.TemporaryDirectory() as folder:
         caches, model = Path(folder) / "caches", model_files(options.model, options.device, Path(folder) / "model")
         for _ in range(options.rounds):
+            found["bare"].append(bare(options.device))
             for kind in KINDS:
                 if kind != "warm":
                     for name in ("triton", "cuda", *(["dragoman"] if kind == "first" else [])):
@@ -98,8 +113,8 @@ def results_of(found: Mapping[str, Sequence[tuple[float, dict[str, float]]]]) ->
         parts = {name: statistics.median(each.get(name, 0.0) for _, each in starts) for name in starts[0][1]}
         note = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.items())
         results.append(
-            {"bench": "start", "case": kind, "metric": "seconds_to_first_token", "predicted": PREDICTED[kind], "note": note,
-             "samples": [total for total, _ in starts]}
+            {"bench": "start", "case": kind, "metric": METRICS.get(kind, "seconds_to_first_token"), "predicted": PREDICTED[kind],
+             "note": note, "samples": [total for total, _ in starts]}
         )  # fmt: skip
     return results
 

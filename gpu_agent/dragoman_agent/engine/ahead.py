@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from dragoman_agent.device import DEVICE_KINDS
@@ -18,12 +19,17 @@ from dragoman_agent.engine.native import TorchLibraries
 class DeviceImport:
     """The import of one device's module in a thread, begun now."""
 
-    def __init__(self, kind: str, libraries: TorchLibraries | None = None) -> None:
-        """`libraries`: that are being loaded, for a device whose kernels are Triton's. Raises DeviceError for a kind this version does not have."""
+    def __init__(
+        self, kind: str, libraries: TorchLibraries | None = None, note: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`libraries`: that are being loaded, for a device whose kernels are Triton's. `note` is told when something is done.
+
+        Raises DeviceError for a kind this version does not have.
+        """
         if kind not in DEVICE_KINDS:
             raise DeviceError(f"device {kind!r} is not one of {', '.join(DEVICE_KINDS)}; choose one of these")
         self.kind = kind
-        self._libraries = libraries
+        self._libraries, self._note = libraries, note
         self._error: Exception | None = None
         self._imported = threading.Event()
         # Not a daemon: an interpreter that ends in the middle of a library's import can crash.
@@ -47,12 +53,15 @@ class DeviceImport:
                 # These need nothing of PyTorch: beside its libraries' constructors. First what has no native code, see `native`.
                 importlib.import_module("dragoman_agent.device.precompile")
                 importlib.import_module("triton")
-                lookups = threading.Thread(target=_look_up, name="triton-lookups")
+                self._note("triton")
+                lookups = threading.Thread(target=self._look_up, name="triton-lookups")
                 lookups.start()
                 with suppress(ImportError):  # another version has it elsewhere: the first launch imports what it wants
                     importlib.import_module("triton.experimental.gluon.nvidia.hopper")
                 self._libraries.wait()
+                self._note("all but PyTorch and the device")
             importlib.import_module(f"dragoman_agent.device.{self.kind}")
+            self._note("device")
         except Exception as error:  # told by `wait`, where it is known whether the device is the one to use
             self._error = error
         finally:  # whatever it raised: native code has exceptions of its own, for which nobody may wait for good
@@ -60,13 +69,14 @@ class DeviceImport:
         if lookups is not None:
             lookups.join()
 
-
-def _look_up() -> None:
-    """Reading, hashing and waiting for a program need no interpreter: they go on beside imports. Triton keeps what each returned."""
-    for module, name in (
-        ("triton.runtime.build", "platform_key"),
-        ("triton.backends.nvidia.driver", "library_dirs"),
-        ("triton.runtime.cache", "triton_key"),
-    ):
-        with suppress(Exception):  # another version has it elsewhere, or there is no driver: the first launch says so
-            getattr(importlib.import_module(module), name)()
+    def _look_up(self) -> None:
+        """Reading, hashing and waiting for a program need no interpreter: they go on beside imports. Triton keeps what each returned."""
+        for module, name in (
+            ("triton.runtime.build", "platform_key"),
+            ("triton.backends.nvidia.driver", "library_dirs"),
+            ("triton.runtime.cache", "triton_key"),
+        ):
+            # Another version has it elsewhere, or there is no driver: the first launch says so.
+            with suppress(Exception):
+                getattr(importlib.import_module(module), name)()
+        self._note("look-ups")

@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,8 +30,10 @@ _WITH_NATIVE_CODE = (
 class TorchLibraries:
     """The loading of PyTorch's libraries in a thread, begun now. Its import finds them there and says itself what is wrong with one."""
 
-    def __init__(self, libraries: Sequence[tuple[Path, int]] | None = None) -> None:
-        """`libraries`: each with how it is opened (dlopen(3)); PyTorch's own otherwise.
+    def __init__(
+        self, libraries: Sequence[tuple[Path, int]] | None = None, note: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`libraries`: each with how it is opened (dlopen(3)); PyTorch's own otherwise. `note` is told when something is done.
 
         Raises ImportError where a package is not installed that an engine needs.
         """
@@ -39,7 +41,7 @@ class TorchLibraries:
             importlib.import_module(name)
         found = list(torch_libraries()) if libraries is None else libraries
         # Not a daemon: a process that ends while constructors run can crash.
-        self._thread = threading.Thread(target=_load, args=(found,), name="torch-libraries")
+        self._thread = threading.Thread(target=_load, args=(found, note), name="torch-libraries")
         self._thread.start()
 
     def wait(self) -> None:
@@ -66,7 +68,7 @@ def torch_libraries() -> Iterator[tuple[Path, int]]:
         yield package / "lib" / name, os.RTLD_NOW
 
 
-def _load(libraries: Sequence[tuple[Path, int]]) -> None:
+def _load(libraries: Sequence[tuple[Path, int]], note: Callable[[str], None]) -> None:
     """By the linker's own function: ctypes lets go of the interpreter's lock while that runs, and not while it opens a library itself."""
     try:
         dlopen = ctypes.CDLL(None).dlopen
@@ -78,3 +80,4 @@ def _load(libraries: Sequence[tuple[Path, int]]) -> None:
         if dlopen(os.fsencode(path), mode) is None:  # a library behind it may need it, as the import will say
             logger.debug("%s is left to PyTorch's import", path)
             return
+        note(path.name)

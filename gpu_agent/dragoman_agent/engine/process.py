@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         if kind in TORCH_KINDS:
             from dragoman_agent.engine.native import TorchLibraries
 
-            libraries = TorchLibraries()
+            libraries = TorchLibraries(note=times.moment)
         from dragoman_agent.device.base import DeviceError
         from dragoman_agent.engine.ahead import DeviceImport
         from dragoman_agent.engine.config import EngineConfig
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     times.mark("imports")
     try:
         # After the imports above: these two at the same time would hinder each other more than they would gain.
-        library = DeviceImport(kind, libraries) if kind else None
+        library = DeviceImport(kind, libraries, times.moment) if kind else None
         text = sys.stdin.read()
         if not text:
             print(f"{PROG}: no configuration came on stdin: the agent has ended before it had a plan", file=sys.stderr)

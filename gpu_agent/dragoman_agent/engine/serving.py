@@ -98,6 +98,7 @@ def load(
         from dragoman_agent.device.cuda_context import open_context
 
         open_context(config.plan.device_index)  # behind the workers' start: who has a context must not fork
+        times.moment("context")
     if library is not None and library.kind == config.device:
         library.wait()
     device = open_device(
@@ -134,6 +135,7 @@ def load(
         "prepares_later": getattr(device, "prepares_later", False),
         "load_seconds": time.monotonic() - begun,
         "start_seconds": times.seconds,
+        "start_moments": times.moments,
     }
     logger.debug("start: %s", times)
     if core.exchange is not None:

@@ -1,4 +1,4 @@
-"""Where the time of an engine's start goes, part by part: for the log, the agent's record of its start and the benchmark."""
+"""Where the time of an engine's start goes, part by part, and when what goes on beside is done: for the log, the agent's record and the benchmark."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ class StartTimes:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._last = time.monotonic() - _process_age()
+        self.moments: dict[str, float] = {}  # seconds since the process began, of what goes on beside the parts
+        self._last = self._begun = time.monotonic() - _process_age()
 
     def mark(self, part: str) -> None:
         """What has passed since the mark before was `part`; a part that comes again adds up."""
         now = time.monotonic()
         self.seconds[part] = round(self.seconds.get(part, 0.0) + now - self._last, 3)
         self._last = now
+
+    def moment(self, what: str) -> None:
+        """`what` is done now. By any thread."""
+        self.moments[what] = round(time.monotonic() - self._begun, 3)
 
     def __str__(self) -> str:
         return ", ".join(f"{part} {seconds:.2f} s" for part, seconds in self.seconds.items())

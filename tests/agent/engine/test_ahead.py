@@ -39,10 +39,11 @@ def test_triton_is_imported_beside_pytorchs_libraries_and_the_device_behind_them
             super().wait()
             seen.append("libraries")
 
-    libraries = Libraries([])
+    libraries, done = Libraries([]), list[str]()
     monkeypatch.setattr(importlib, "import_module", seen.append)
-    library = DeviceImport("cuda", libraries)
+    library = DeviceImport("cuda", libraries, done.append)
     library._thread.join(60)
+    assert set(done) == {"triton", "look-ups", "all but PyTorch and the device", "device"}
     looked_up = {
         "triton.runtime.build",
         "triton.backends.nvidia.driver",

@@ -104,7 +104,7 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
     assert isinstance(ready, Ready)
     parts = ready.info["start_seconds"]
     assert list(parts)[:2] == ["model files", "device library"] and list(parts)[-1] == "first step"
-    assert all(seconds >= 0 for seconds in parts.values())
+    assert all(seconds >= 0 for seconds in parts.values()) and list(ready.info["start_moments"]) == ["context"]
     if not capability:
         assert seen == ["context 0", "library", "weights", "lookups", "first step"] and "kernels" not in parts
         return
