@@ -43,7 +43,7 @@ _NEARLY = 1.02
 _TIMED_ROWS = (1, 8, 32, 64, 96, 128, 192, 256)  # a library's time jumps where a tile is full
 _TIMED_CHUNKS = (1024, 4096)
 PREFILL_LONG_TOKENS = 2048  # of a chunk at the end of a long prompt, at which prefill launches are compared as well
-_FEWER_LONG_TOKENS = 1024  # of such a chunk: whether the launch for long contexts serves it is timed too
+_FEWER_LONG_TOKENS = (512, 1024)  # of such a chunk, rising: whether the launch for long contexts serves it is timed too
 _BETWEEN_TOKENS = 2048  # of a prompt alone, at which the launches for short and for long contexts are compared
 LIBRARY_CAPABILITY = (8, 0)  # from which on cuDNN has attention over pages
 LIBRARY_TOKENS = (
@@ -181,9 +181,10 @@ def prefill_points(max_context_tokens: int) -> list[PrefillPoint]:
     return list(dict.fromkeys((PrefillPoint(usual, usual), long, PrefillPoint(usual, usual, MANY_PROMPTS))))
 
 
-def fewer_long_point(max_context_tokens: int) -> PrefillPoint:
-    """A short part of a long prompt, at which the launch for long contexts is tried as well."""
-    return PrefillPoint(min(_FEWER_LONG_TOKENS, max_context_tokens), min(LIBRARY_CONTEXT, max_context_tokens))
+def fewer_long_points(max_context_tokens: int) -> list[PrefillPoint]:
+    """Short parts of a long prompt, rising, at which the launch for long contexts is tried as well."""
+    longest = min(LIBRARY_CONTEXT, max_context_tokens)
+    return list(dict.fromkeys(PrefillPoint(min(tokens, longest), longest) for tokens in _FEWER_LONG_TOKENS))
 
 
 def boundary_points(max_context_tokens: int) -> list[PrefillPoint]:
@@ -268,7 +269,7 @@ def _attention_calls(times: KernelTimes, model: ModelConfig, plan: Plan) -> Iter
 def _apart(max_context_tokens: int) -> tuple[PrefillPoint, ...]:
     """What tells from where on another launch is quicker, beside the points that all are compared at."""
     between = min(_BETWEEN_TOKENS, max_context_tokens)
-    return PrefillPoint(between, between), fewer_long_point(max_context_tokens)
+    return PrefillPoint(between, between), *fewer_long_points(max_context_tokens)
 
 
 def _kind_of(option: PrefillAttention) -> tuple[bool, bool]:

@@ -11,7 +11,7 @@ from dragoman_agent.pal.candidates import (
     PROMPT_TOKENS,
     PrefillPoint,
     boundary_points,
-    fewer_long_point,
+    fewer_long_points,
     prefill_points,
 )
 from dragoman_agent.pal.decisions import Candidate, Decision
@@ -77,9 +77,10 @@ def _split_by_tokens(maker: Maker, page_size: int, max_context_tokens: int, pair
     """Steps of few tokens that see much go with the large ones: their tiles are alike, so that few of them are enough."""
     points = boundary_points(max_context_tokens)
     whole = [point.tokens for point in points if point.is_whole and point.num_prompts == 1 and _is_quicker(maker, page_size, point, pair)]  # fmt: skip
-    few = [point for point in prefill_points(max_context_tokens) if point.num_prompts == 1]
-    boundary = _boundary(maker, page_size, [*few, fewer_long_point(max_context_tokens)], pair)
     fewest = _fewest_tokens(maker, page_size, max_context_tokens, pair)
+    few = [point for point in prefill_points(max_context_tokens) if point.num_prompts == 1]
+    few += [point for point in fewer_long_points(max_context_tokens) if point.tokens >= fewest]
+    boundary = _boundary(maker, page_size, few, pair)
     return LongPrefill(pair[1], fewest, boundary, min(whole, default=MANY_PROMPTS * PROMPT_TOKENS))
 
 
@@ -132,9 +133,13 @@ def _is_quicker(maker: Maker, page_size: int, point: PrefillPoint, pair: Pair) -
 
 
 def _fewest_tokens(maker: Maker, page_size: int, max_context_tokens: int, pair: Pair) -> int:
-    """Of a part of a long prompt at which the second was timed quicker."""
-    fewer = fewer_long_point(max_context_tokens)
-    return fewer.tokens if _is_quicker(maker, page_size, fewer, pair) else min(PREFILL_LONG_TOKENS, max_context_tokens)
+    """Of a part of a long prompt from which on the second was timed quicker."""
+    fewest = min(PREFILL_LONG_TOKENS, max_context_tokens)
+    for point in fewer_long_points(max_context_tokens)[::-1]:
+        if not _is_quicker(maker, page_size, point, pair):
+            break
+        fewest = point.tokens
+    return fewest
 
 
 def _boundary(maker: Maker, page_size: int, points: Sequence[PrefillPoint], pair: Pair) -> int:

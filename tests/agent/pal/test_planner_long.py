@@ -83,10 +83,10 @@ def test_two_launches_where_contexts_divide_them_and_the_boundary_is_where_their
     assert plan.prefill_attention == SMALL
     assert plan.long_prefill is not None and plan.long_prefill.attention == LARGE
     assert plan.long_prefill.min_context_tokens == pytest.approx(4500, rel=0.01)
-    assert plan.long_prefill.min_tokens == 1024, "quicker for the last 1,024 of a long prompt too"
+    assert plan.long_prefill.min_tokens == 512, "quicker for the last 512 of a long prompt too"
     assert plan.long_prefill.many_tokens == 0, "many usual prompts are attended quicker by the usual one"
     told = decisions["long-prefill"]
-    assert told.chosen.startswith("m128-n64-w12-g4-tma from 1,024 tokens that see 4,5")
+    assert told.chosen.startswith("m128-n64-w12-g4-tma from 512 tokens that see 4,5")
     assert "is the quickest for a prompt of 1,024 tokens and 16 prompts of 1,024 tokens" in told.reason
     candidates = {candidate.name: candidate.predicted for candidate in told.candidates}
     assert told.predicted == candidates["m128-n64-w12-g4-tma"] < (candidates["m64-n64-w4-g5-tma"] or 0)
@@ -107,6 +107,21 @@ def test_points_between_move_the_boundary(planned: Planner) -> None:
     assert plan.long_prefill is not None and 512 < plan.long_prefill.min_context_tokens < 1025
 
 
+@pytest.mark.parametrize(("slower", "fewest"), [((512,), 1024), ((1024,), 2048), ((512, 1024), 2048)])
+def test_parts_of_a_long_prompt_take_it_from_the_length_on_at_which_it_was_quicker(
+    planned: Planner, slower: tuple[int, ...], fewest: int
+) -> None:
+    line = per_key(start=900.0, small=1.2, large=1.0)
+
+    def seconds(one: PrefillAttention, prompts: int, tokens: int, context: int) -> float | None:
+        found = line(one, prompts, tokens, context)
+        is_slower = one == LARGE and context > tokens and tokens in slower
+        return found if found is None or not is_slower else 2 * found
+
+    plan, _ = planned(seconds)
+    assert plan.long_prefill is not None and plan.long_prefill.min_tokens == fewest
+
+
 def test_few_tokens_take_another_launch_than_many_where_large_tiles_leave_the_device_without_work(
     planned: Planner,
 ) -> None:
@@ -114,11 +129,11 @@ def test_few_tokens_take_another_launch_than_many_where_large_tiles_leave_the_de
     plan, decisions = planned(per_key(start=0.0, small=1.1, large=1.0, tail=1.3))
     assert plan.prefill_attention == SMALL
     long = plan.long_prefill
-    assert long is not None and (long.attention, long.min_tokens, long.many_tokens) == (LARGE, 1024, 2048)
+    assert long is not None and (long.attention, long.min_tokens, long.many_tokens) == (LARGE, 512, 2048)
     assert decisions["long-prefill"].chosen.endswith("in the mean, or 2,048 tokens")
     forms = PrefillForms(SMALL, long)
     assert forms.of(1024, 1024) == SMALL and forms.of(1024, 1024, 16) == LARGE
-    assert forms.of(1024, 8192) == LARGE and forms.of(512, 8192) == SMALL
+    assert forms.of(512, 8192) == LARGE and forms.of(384, 8192) == SMALL
     assert forms.of(64, 64, 64) == SMALL, "half of each tile of 128 queries would be empty"
 
 
@@ -180,7 +195,7 @@ def test_a_step_is_priced_by_the_launch_that_runs_it_and_its_graphs_by_both(
     again = mixed_graph_bytes(model, plan.captured_tokens, plan.max_num_seqs, None, long)
     ops: Any = SimpleNamespace(library=None, queries_an_item=64)
     rooms = [room for room in Room.all_of(plan, ops) if room.is_long]
-    assert {room.num_tokens for room in rooms} == {size for size in plan.captured_tokens if size >= 1024}
+    assert {room.num_tokens for room in rooms} == {size for size in plan.captured_tokens if size >= 512}
     nodes = step_cost.num_kernels(model, is_split=True) * GRAPH_NODE_BYTES
     once = mixed_graph_bytes(model, plan.captured_tokens, plan.max_num_seqs)
     assert again - once == sum(nodes + 2 * room.num_tokens * model.hidden_size for room in rooms)

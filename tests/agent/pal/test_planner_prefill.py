@@ -134,7 +134,7 @@ def test_where_it_is_timed(card: Card, shapes: Shapes) -> None:
     plan, _ = plan_for(here, model, Limits(), Switches())
     cases = tuning_cases(here, model, plan)
     timed = {case.key for case in cases}
-    apart = [PrefillPoint(2048, 2048), PrefillPoint(1024, 8192)]
+    apart = [PrefillPoint(2048, 2048), PrefillPoint(512, 8192), PrefillPoint(1024, 8192)]
     for launch in (*TMA_PREFILL_LAUNCHES, WS_PREFILL_LAUNCHES[0]):
         for point in (*prefill_points(plan.max_context_tokens), *apart):
             assert point.call(model, plan.page_size, PrefillAttention("paged", **asdict(launch))).key in timed
