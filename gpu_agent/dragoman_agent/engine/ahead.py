@@ -56,8 +56,8 @@ class DeviceImport:
                 self._note("triton")
                 lookups = threading.Thread(target=self._look_up, name="triton-lookups")
                 lookups.start()
-                with suppress(ImportError):  # another version has it elsewhere: the first launch imports what it wants
-                    importlib.import_module("triton.experimental.gluon.nvidia.hopper")
+                if self._libraries.is_loading:
+                    _import_lookups()
                 self._libraries.wait()
                 self._note("all but PyTorch and the device")
             importlib.import_module(f"dragoman_agent.device.{self.kind}")
@@ -67,6 +67,7 @@ class DeviceImport:
         finally:  # whatever it raised: native code has exceptions of its own, for which nobody may wait for good
             self._imported.set()
         if lookups is not None:
+            _import_lookups()  # beside the opening of the device, which waits for it now and then
             lookups.join()
 
     def _look_up(self) -> None:
@@ -80,3 +81,8 @@ class DeviceImport:
             with suppress(Exception):
                 getattr(importlib.import_module(module), name)()
         self._note("look-ups")
+
+
+def _import_lookups() -> None:
+    with suppress(ImportError):  # another version has it elsewhere: the first launch imports what it wants
+        importlib.import_module("triton.experimental.gluon.nvidia.hopper")

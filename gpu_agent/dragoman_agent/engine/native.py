@@ -44,6 +44,11 @@ class TorchLibraries:
         self._thread = threading.Thread(target=_load, args=(found, note), name="torch-libraries")
         self._thread.start()
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether there is time left beside it."""
+        return self._thread.is_alive()
+
     def wait(self) -> None:
         """Until they are there, or one could not be loaded."""
         self._thread.join()
