@@ -46,6 +46,7 @@ elif [ "$group" = rows ]; then
   LIMIT=90 run python3 -m benchmarks.step_kernels_gpu "${models%% *}"
 elif [ "$group" = start ]; then
   run python3 -m benchmarks.start_gpu qwen3-0.6b --out "$work/start.json"
+  LIMIT=120 run python3 -m benchmarks.start_profile_gpu qwen3-0.6b
 elif [ "$group" = peer ]; then
   names=(${*:-qwen3-0.6b llama-3.2-1b})
   begun=0
