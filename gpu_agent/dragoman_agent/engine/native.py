@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 # wait there, with the interpreter's lock in its hands.
 _WITH_NATIVE_CODE = (
     "numpy", "google.protobuf.descriptor_pool", "tokenizers", "llguidance", "psutil", "msgpack",
-    "bisect", "bz2", "csv", "ctypes", "datetime", "decimal", "hashlib", "heapq", "json", "lzma", "mmap", "pickle", "queue", "random",
-    "resource", "select", "socket", "statistics", "struct", "subprocess", "typing", "uuid", "zlib",
+    "binascii", "bisect", "bz2", "contextvars", "csv", "ctypes", "datetime", "decimal", "dis", "hashlib", "heapq", "json", "lzma", "mmap",
+    "pickle", "queue", "random", "resource", "select", "socket", "statistics", "struct", "subprocess", "typing", "uuid", "zlib",
 )  # fmt: skip
 
 
@@ -58,7 +58,8 @@ def torch_libraries() -> Iterator[tuple[Path, int]]:
     """Files and modes in the order in which PyTorch's import opens them, as far as it matters; none where it is not installed.
 
     The first is global so that what it needs serves all; the linker library is one that others would find elsewhere by
-    LD_LIBRARY_PATH.
+    LD_LIBRARY_PATH. What the libraries and PyTorch's own module define alike is unique in a process, or tables and names of types:
+    it does not matter whose is found.
     """
     spec = None
     with suppress(ImportError, ValueError):
