@@ -29,12 +29,11 @@ from dragoman import AsyncClient
 KINDS = ("first", "cold", "warm")
 METRICS = {"bare": "seconds_to_device"}
 BARE = "import os, torch; torch.zeros(1, device={!r}); os._exit(0)"  # without the interpreter's end
-# Warm: the agent until it spawns the engine 0.1 s, the engine's imports 0.6 with PyTorch's libraries beside them to 0.95, Triton and its look-ups
-# to 1.15, PyTorch and the device's modules 1.75 (the agent plans and the context is made meanwhile), torch's own opening of the
-# device 0.03, weights and memory 0.17, first launches and two graphs 0.5, the request 0.1. Cold: compiling the kernels, begun with the
-# plan at 1.2 s, takes until 4.9, past the imports; graphs 0.6 with nothing left to compile. First: as cold, with the probe (2.5 s) before the
-# engine's process instead of beside it.
-PREDICTED = {"bare": 2.9, "first": 9.2, "cold": 5.9, "warm": 4.0}
+# Warm: the agent until it spawns the engine 0.1 s, the engine's imports 0.6 with PyTorch's libraries beside them to 1.0, then PyTorch and the
+# device's modules to 2.95 (the agent plans and the context is made meanwhile), torch's own opening of the device 0.03, weights and memory
+# 0.17, first launches and two graphs 0.5, the request 0.1. Cold: compiling the kernels, begun with the plan at 1.2 s, takes until 4.95, past
+# the imports; graphs 0.6 with nothing left to compile. First: as cold, with the probe (2.5 s) before the engine's process instead of beside it.
+PREDICTED = {"bare": 2.9, "first": 9.2, "cold": 5.8, "warm": 3.9}
 START_SECONDS = 180.0
 
 
