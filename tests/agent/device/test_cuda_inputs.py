@@ -166,6 +166,9 @@ def test_where_the_library_may_attend_it_does_before_either_launch() -> None:
     )
     rooms = Room.all_of(plan, ops(library=True))
     assert [(room.is_ours, room.is_long) for room in rooms] == [(False, False), (True, False), (True, True)]
+    large = dataclasses.replace(plan, long_prefill=LongPrefill(dataclasses.replace(LONG, block_m=64), 20, 10))
+    fewer = Room.all_of(large, ops(library=True))
+    assert fewer[0].is_ours is False and fewer[2].num_items < fewer[0].num_items, "whatever their work lists hold"
     assert mixed_inputs(STEP, plan, ops(library=True), rooms).room == rooms[0]
     many = step_of([Part([1, 2, 3, 4, 5, 6, 7], 8, [1 + i, 5 + i]) for i in range(4)], 16)
     assert mixed_inputs(many, plan, ops(library=True), rooms).room == rooms[2], "four prompts, it is set up for three"

@@ -88,3 +88,9 @@ def test_a_faster_matrix_rate_is_never_slower(launch: PrefillLaunch, tokens: int
     fast = replace(H200, matmul_rate=H200.matmul_rate * factor)
     seconds = prefill_seconds(H200, SHAPE, launch, tokens, context)
     assert 0 < prefill_seconds(fast, SHAPE, launch, tokens, context) <= seconds * (1 + 1e-9)
+
+
+def test_many_prompts_take_more_than_one_and_no_more_than_one_after_another() -> None:
+    for launch in PREFILL_LAUNCHES:
+        one, many = (prefill_seconds(H200, SHAPE, launch, 1024, 1024, prompts) for prompts in (1, 16))
+        assert 4 * one < many <= 16 * one
