@@ -106,7 +106,7 @@ def test_small_card(kept: Kept) -> None:
 def test_start(kept: Kept) -> None:
     """Three rounds, and ended in the fourth."""
     starts = [(float(n), {"agent listens": 0.5 + n}) for n in range(1, 11)]
-    parts = {"start": giving(*starts), "bare": giving(*[(0.5, {})] * 4)}
+    parts = {"start": giving(*starts), "bare": giving(*[(0.5, {})] * 4), "compile_packages": lambda: None}
     bare, *results = kept(start_gpu, parts, "start.json", "--device", "null", "--rounds", "5")
     assert (bare["case"], bare["metric"], bare["samples"]) == ("bare", "seconds_to_device", [0.5, 0.5, 0.5])
     assert [(one["case"], one["samples"]) for one in results] == [
