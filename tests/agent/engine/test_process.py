@@ -258,7 +258,12 @@ def test_a_bad_start_is_a_usage_error(
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "words"), [("null", 1, "the agent has ended before it had a plan"), ("tpu", 2, "not one of cpu")]
+    ("kind", "code", "words"),
+    [
+        ("null", 1, "the agent has ended before it had a plan"),
+        ("cuda", 1, "the agent has ended before it had a plan"),
+        ("tpu", 2, "not one of cpu"),
+    ],
 )
 def test_without_a_config_it_ends_with_a_word(kind: str, code: int, words: str) -> None:
     command = [sys.executable, "-m", "dragoman_agent.engine.process", "--socket", "/nowhere", "--import-device", kind]
