@@ -48,59 +48,68 @@ def open_source(spec: str, device: str, cache_dir: Path | None) -> ModelSource:
     return open_model(spec, cache_dir)
 
 
-def load(
-    connection: Connection,
-    config: EngineConfig,
-    times: StartTimes,
-    library: DeviceImport | None = None,
-    trace: TraceWriter | None = None,
-) -> tuple[Device, EngineCore]:
-    """Device and core, ready for requests; progress goes to the rpc process. `library`: what is being imported already.
+class _Reports:
+    """Progress goes to the rpc process, and a part of the start ends with a phase of it. Owns who compiles ahead.
 
-    Raises DeviceError, ModelFileError or ImportError.
+    Who reports the first step waits here until what it launches is there.
     """
-    compilers: Compilers | None = None
-    first_step = "kv" if config.plan.kv_dtype == KV_FLOAT8 else "warmup"  # scales of eight bits are found by one
-    ended = {"weights": "context", "kv": "weights", "warmup": "memory"}  # by the phase that then begins
 
-    def before_first_step() -> None:
-        if library is not None and library.kind == config.device:
-            library.wait_for_launches()
-        if compilers is not None:
-            all_compiled = compilers.wait()  # the first step launches what they compile
-            times.mark("kernels")
-            if isinstance(device, PreparingDevice):
-                # A part that compiles would take seconds, and whoever asks meanwhile would wait for it.
-                device.prepares_later = all_compiled
+    def __init__(
+        self, connection: Connection, config: EngineConfig, times: StartTimes, library: DeviceImport | None
+    ) -> None:
+        self._connection, self._times = connection, times
+        self._library = library if library is not None and library.kind == config.device else None
+        # Scales of eight bits are found by a step.
+        self._first_step = "kv" if config.plan.kv_dtype == KV_FLOAT8 else "warmup"
+        self._ended = {"weights": "context", "kv": "weights", "warmup": "memory"}  # by the phase that then begins
+        self.compilers: Compilers | None = None
+        self.device: Device | None = None
 
-    def report(progress: LoadProgress) -> None:
-        if progress.phase in ended:
-            times.mark(ended.pop(progress.phase))
-            if progress.phase == first_step:
-                before_first_step()
+    def __call__(self, progress: LoadProgress) -> None:
+        """Of a device that loads."""
+        times = self._times
+        if progress.phase in self._ended:
+            times.mark(self._ended.pop(progress.phase))
+            if progress.phase == self._first_step:
+                self._before_first_step()
         elif progress.phase == "warmup" and "timed steps" not in times.seconds:
             if progress.done == FIRST_STEPS:
                 times.mark("first launches")
             elif progress.done == progress.total:
                 times.mark("graphs")
-        connection.send(Progress(progress.phase, progress.done, progress.total, progress.unit))
+        self._connection.send(Progress(progress.phase, progress.done, progress.total, progress.unit))
 
-    begun = time.monotonic()
-    report(LoadProgress("open", 0, 1, "steps"))
+    def wait_for_library(self) -> None:
+        """Until the device's module is imported. Raises what its import raised."""
+        if self._library is not None:
+            self._library.wait()
+
+    def _before_first_step(self) -> None:
+        if self._library is not None:
+            self._library.wait_for_launches()
+        if self.compilers is not None:
+            all_compiled = self.compilers.wait()  # the first step launches what they compile
+            self._times.mark("kernels")
+            if isinstance(self.device, PreparingDevice):
+                # A part that compiles would take seconds, and whoever asks meanwhile would wait for it.
+                self.device.prepares_later = all_compiled
+
+
+def _open(config: EngineConfig, times: StartTimes, report: _Reports) -> tuple[ModelSource, Device]:
+    """The model and the device, with kernels being compiled ahead. Raises as `load` does."""
     model = open_source(config.model, config.device, config.cache_path)
     model.check()
     times.mark("model files")
-    if config.device == "cuda" and config.capability:
-        from dragoman_agent.device.precompile import start_compilers  # and the cost models: for a GPU alone
-
-        compilers = start_compilers(model.config, config.plan, config.capability)
     if config.device == "cuda":
+        # For a GPU alone: these import the cost models, and the driver.
         from dragoman_agent.device.cuda_context import open_context
+        from dragoman_agent.device.precompile import start_compilers
 
+        if config.capability:
+            report.compilers = start_compilers(model.config, config.plan, config.capability)
         open_context(config.plan.device_index)  # behind the workers' start: who has a context must not fork
         times.moment("context")
-    if library is not None and library.kind == config.device:
-        library.wait()
+    report.wait_for_library()
     device = open_device(
         config.device,
         index=config.plan.device_index,
@@ -112,21 +121,41 @@ def load(
     # What is imported stays: the collector, off until here in a process of its own, need not walk it again and again.
     gc.freeze()
     gc.enable()
+    return model, device
+
+
+def load(
+    connection: Connection,
+    config: EngineConfig,
+    times: StartTimes,
+    library: DeviceImport | None = None,
+    trace: TraceWriter | None = None,
+) -> tuple[Device, EngineCore]:
+    """Device and core, ready for requests; progress goes to the rpc process. `library`: what is being imported already.
+
+    Raises DeviceError, ModelFileError or ImportError.
+    """
+    report = _Reports(connection, config, times, library)
+    begun = time.monotonic()
+    report(LoadProgress("open", 0, 1, "steps"))
     try:
-        device.load(model, config.plan, report)
-        times.mark("timed steps")
-        core = build_core(device, model, config.plan, tier_sizes=config.tier_sizes, trace=trace)
-        report(LoadProgress("warmup", 0, 1, "steps"))
-        first = model.config.bos_token_id
-        warm_up(core, [0 if first is None else first])
-        report(LoadProgress("warmup", 1, 1, "steps"))
-        times.mark("first step")
-    except BaseException:
-        device.close()
-        raise
+        model, device = _open(config, times, report)
+        report.device = device
+        try:
+            device.load(model, config.plan, report)
+            times.mark("timed steps")
+            core = build_core(device, model, config.plan, tier_sizes=config.tier_sizes, trace=trace)
+            report(LoadProgress("warmup", 0, 1, "steps"))
+            first = model.config.bos_token_id
+            warm_up(core, [0 if first is None else first])
+            report(LoadProgress("warmup", 1, 1, "steps"))
+            times.mark("first step")
+        except BaseException:
+            device.close()
+            raise
     finally:
-        if compilers is not None:
-            compilers.close()
+        if report.compilers is not None:
+            report.compilers.close()
     info: dict[str, Any] = {
         "device": config.device,
         "model": model.name,
