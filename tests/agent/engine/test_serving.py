@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from dragoman_agent.device.base import LoadProgress
+from dragoman_agent.device.base import DeviceError, LoadProgress
 from dragoman_agent.device.null import NullDevice
 from dragoman_agent.device.null_model import NullModel, default_null_plan
 from dragoman_agent.engine import serving
@@ -112,6 +112,24 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
         "compile for 9.0", "context 0", "library", "weights", "lookups", "waited", "first step", "closed",
     ]  # fmt: skip
     assert list(parts)[2:-1] == ["memory", "kernels", "first launches", "graphs", "timed steps"]
+
+
+def test_workers_end_with_a_start_whose_device_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    workers = SimpleNamespace(close=lambda: seen.append("closed"))
+
+    def fail(*_: object, **__: object) -> None:
+        raise DeviceError("no device here")
+
+    monkeypatch.setattr("dragoman_agent.device.precompile.start_compilers", lambda *_: workers)
+    monkeypatch.setattr("dragoman_agent.device.cuda_context.open_context", lambda index: False)
+    monkeypatch.setattr(serving, "open_device", fail)
+    monkeypatch.setattr(serving, "open_source", lambda *_: NullModel())
+    config = dataclasses.replace(CONFIG, device="cuda", capability="9.0")
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(DeviceError, match="no device here"):
+        serving.load(serving.Connection(theirs), config, StartTimes())
+    assert seen == ["closed"]
 
 
 @pytest.mark.parametrize("compiled", [True, False])
