@@ -259,7 +259,6 @@ def _attend(
             mbarrier.wait(q_full, q_phase)
             q_phase = q_phase ^ 1
             q = q_smem.index(GROUP).load(QUERIES)
-            mbarrier.arrive(q_empty)
 
             nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
             best = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, SCORES))
@@ -269,6 +268,9 @@ def _attend(
             mbarrier.wait(k_full.index(stage), phase)
             scores_later, other_later = _begin_scores(q, k_smem, stage, nothing, PARTS)
             scores, other = _end_scores(scores_later, other_later, 0, PARTS)
+            # Not before: a load that was begun orders nothing for the copy engine, which would put the next item's queries
+            # under it. That product has used them, so they are in registers.
+            mbarrier.arrive(q_empty)
             mbarrier.arrive(k_empty.index(stage))
             weights, other, best, total, shrink = _weights(
                 scores, other, best, total, scale_log2, 0, position, full_tiles < PARTS, BLOCK_N, PARTS, SCORES

@@ -1,8 +1,9 @@
 """The prefill kernel with roles for warps, run by threads: what Triton's interpreter, which knows no Gluon, cannot check.
 
 python tests/kernels/triton/warp_roles.py      a line a case: its name and the largest error against float64
-Each role is a thread; barriers have the phases, arrivals and bytes of Hopper's; copies come late and products read their
-operands as late as a wait allows, so that a tile given back too early, or waited for in the wrong phase, shows.
+Each role is a thread; barriers have the phases, arrivals and bytes of Hopper's; copies come late, products read their
+operands as late as a wait allows and loads are done when what they brought is used, so that a tile given back too early, or
+waited for in the wrong phase, shows.
 """
 
 from __future__ import annotations
@@ -69,6 +70,19 @@ class Barrier:
             assert self._changed.wait_for(lambda: self._phase != phase, PATIENCE), "deadlock"
 
 
+class Loaded:
+    """Registers: nothing but their first use waits for a load, no barrier does."""
+
+    def __init__(self, source: np.ndarray) -> None:
+        self._source = source
+        self._values: np.ndarray | None = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self._values is None:
+            self._values = self._source.copy()
+        return self._values
+
+
 class Shared:
     """Tiles in shared memory, NaN until something comes."""
 
@@ -83,8 +97,8 @@ class Shared:
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.values.transpose(order))
 
-    def load(self, layout: object) -> np.ndarray:
-        return self.values.copy()
+    def load(self, layout: object) -> Loaded:
+        return Loaded(self.values)
 
     def store(self, values: np.ndarray) -> None:
         self.values[...] = values
@@ -120,12 +134,12 @@ class Descriptor:
 class Product:
     """Under way: computed when it is waited for, from what then lies in shared memory."""
 
-    def __init__(self, left: np.ndarray, right: Shared, acc: Any, use_acc: bool) -> None:
+    def __init__(self, left: np.ndarray | Loaded, right: Shared, acc: Any, use_acc: bool) -> None:
         self.left, self.right, self.acc = left, right, acc if use_acc else None
 
     def result(self) -> np.ndarray:
         before = self.acc.result() if isinstance(self.acc, Product) else self.acc
-        made = self.left @ self.right.values
+        made = np.asarray(self.left) @ self.right.values
         return made if before is None else before + made
 
 
