@@ -74,8 +74,11 @@ def told(shape: Shape, is_long: bool, both: Ran, usual: Ran, long: Ran) -> tuple
 
 
 def forms_of(sizes: tuple[int, int, tuple[int, int], int]) -> PrefillForms | None:
-    """By descriptors with all warps alike, and with roles; None where the card has not both."""
-    plain, roles = tma_prefill_launches(*sizes)[-1:], ws_prefill_launches(*sizes)[:1]
+    """By descriptors with all warps alike, and with roles and other tiles of keys, for equal ones give equal bits; None where the
+    card has not both.
+    """
+    plain = tma_prefill_launches(*sizes)[-1:]
+    roles = [one for one in ws_prefill_launches(*sizes) if plain and one.block_n != plain[0].block_n][:1]
     if not (plain and roles):
         return None
     usual, other = (PrefillAttention("paged", **asdict(one)) for one in (*plain, *roles))
