@@ -17,11 +17,11 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-# Packages with native code that an engine and Triton import in any case, with those of the standard library that some builds of Python have
-# as files of their own. The linker has a lock too, and holds it while a library's constructors run: an import of native code would
+# Packages with native code that an engine and Triton import in any case, then those of the standard library that some builds of Python
+# have as files of their own. The linker has a lock too, and holds it while a library's constructors run: an import of native code would
 # wait there, with the interpreter's lock in its hands.
-_WITH_NATIVE_CODE = (
-    "numpy", "google.protobuf.descriptor_pool", "tokenizers", "llguidance", "psutil", "msgpack",
+_PACKAGES = ("numpy", "google.protobuf.descriptor_pool", "tokenizers", "llguidance", "psutil", "msgpack")
+_OF_PYTHON = (
     "binascii", "bisect", "bz2", "contextvars", "csv", "ctypes", "datetime", "decimal", "dis", "hashlib", "heapq", "json", "lzma", "mmap",
     "pickle", "queue", "random", "resource", "select", "socket", "statistics", "struct", "subprocess", "typing", "uuid", "zlib",
 )  # fmt: skip
@@ -37,8 +37,11 @@ class TorchLibraries:
 
         Raises ImportError where a package is not installed that an engine needs.
         """
-        for name in _WITH_NATIVE_CODE:
+        for name in _PACKAGES:
             importlib.import_module(name)
+        for name in _OF_PYTHON:
+            with suppress(ImportError):  # a Python built without lzma or bz2 has all that an engine needs
+                importlib.import_module(name)
         found = list(torch_libraries()) if libraries is None else libraries
         # Not a daemon: a process that ends while constructors run can crash.
         self._thread = threading.Thread(target=_load, args=(found, note), name="torch-libraries")

@@ -105,6 +105,12 @@ def test_a_package_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         TorchLibraries([])
 
 
+def test_a_python_without_what_no_engine_needs_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lzma", "bz2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    TorchLibraries([]).wait()
+
+
 def test_the_order_is_that_of_the_import_and_without_pytorch_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(torch_libraries())
     names = [path.name for path, _ in found]
