@@ -84,5 +84,6 @@ class DeviceImport:
 
 
 def _import_lookups() -> None:
-    with suppress(ImportError):  # another version has it elsewhere: the first launch imports what it wants
+    # Another version has it elsewhere, or it is broken: the first launch imports what it wants.
+    with suppress(Exception):
         importlib.import_module("triton.experimental.gluon.nvidia.hopper")

@@ -61,6 +61,25 @@ def test_triton_is_imported_beside_pytorchs_libraries_and_the_device_behind_them
     assert behind == [*(module if is_loading else []), "libraries", "dragoman_agent.device.cuda", *module]
 
 
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_what_cannot_be_looked_up_ahead_is_left_to_the_first_launch(
+    monkeypatch: pytest.MonkeyPatch, is_loading: bool
+) -> None:
+    class Libraries(TorchLibraries):
+        pass
+
+    def imported(name: str) -> None:
+        if name.startswith("triton."):
+            raise AttributeError(f"{name} is another version's")
+
+    monkeypatch.setattr(Libraries, "is_loading", is_loading)
+    libraries = Libraries([])
+    monkeypatch.setattr(importlib, "import_module", imported)
+    library = DeviceImport("cuda", libraries)
+    library.wait()  # raises what is wrong with the device alone
+    library.wait_for_launches()
+
+
 def test_without_libraries_nothing_more_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(importlib, "import_module", seen.append)
