@@ -107,8 +107,8 @@ def _open(config: EngineConfig, times: StartTimes, report: _Reports) -> tuple[Mo
 
         if config.capability:
             report.compilers = start_compilers(model.config, config.plan, config.capability)
-        open_context(config.plan.device_index)  # behind the workers' start: who has a context must not fork
-        times.moment("context")
+        if open_context(config.plan.device_index):  # behind the workers' start: who has a context must not fork
+            times.moment("context")
     report.wait_for_library()
     device = open_device(
         config.device,
