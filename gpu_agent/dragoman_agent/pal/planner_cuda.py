@@ -277,7 +277,9 @@ def _choose(
         decode = DecodeChoice(buckets, burst=False)
         decode_decisions = [Decision("decode-attention", "", prefill_decision.reason), Decision("burst", "no", _FIXED)]
     shape = StepShape(model, times, page_size, decode.attention, rows, gemm_fixed or gemm)
-    library, library_decision = choose_library_prefill(maker, page_size, prefill, tuning_off or fixed or float8)
+    library, library_decision = choose_library_prefill(
+        maker, page_size, context, prefill, tuning_off or fixed or float8
+    )
     chunk, chunk_decisions = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)

@@ -14,7 +14,7 @@ _WORTH = 0.97  # of our own kernel's seconds: the library's first use costs a st
 
 
 def choose_library_prefill(
-    maker: Maker, page_size: int, own: PrefillForms, off: str | None
+    maker: Maker, page_size: int, max_context_tokens: int, own: PrefillForms, off: str | None
 ) -> tuple[LibraryPrefill | None, Decision]:
     """The fewest tokens at which the library was timed quicker than `own`, and at which a step takes the device longer than
     the host takes to hand it over with the library's calls in it.
@@ -28,7 +28,8 @@ def choose_library_prefill(
             f"cuDNN's attention over pages needs compute capability {LIBRARY_CAPABILITY[0]}.{LIBRARY_CAPABILITY[1]}"
         )
         return None, Decision(subject, "none", reason, inputs)
-    compared = _compared(maker, page_size, own)
+    limits = (max_context_tokens, maker.model.max_context_tokens)  # it was timed for the limit of then
+    compared = max((_compared(maker, page_size, limit, own) for limit in limits), key=len)
     if not compared:
         return None, Decision(subject, "none", "cuDNN's attention was not timed on this device", inputs)
     candidates = tuple(
@@ -48,11 +49,13 @@ def choose_library_prefill(
     return None, Decision(subject, "none", reason, inputs, candidates)
 
 
-def _compared(maker: Maker, page_size: int, own: PrefillForms) -> dict[int, tuple[float, float]]:
+def _compared(
+    maker: Maker, page_size: int, max_context_tokens: int, own: PrefillForms
+) -> dict[int, tuple[float, float]]:
     """(the library's seconds, ours) by tokens of one prompt in a step, over its contexts, where all were timed."""
     model, times = maker.model, maker.times
     found: dict[int, list[tuple[float | None, float]]] = {}
-    for tokens, context in library_points(model.max_context_tokens):
+    for tokens, context in library_points(max_context_tokens):
         theirs = times.measured(step_cost.library_prefill_call(model, page_size, tokens, context))
         call = step_cost.prefill_attention_call(model, page_size, own.of(tokens, context), tokens, context)
         ours = times.seconds(call)

@@ -28,15 +28,17 @@ def choose_prefill(
     both unless `together` says why not: of those by tensor descriptors only what was timed, here or on a card with the same
     instructions.
     """
-    points = prefill_points(max_context_tokens)
     if off:
         fixed = pal_off.PREFILL_ATTENTION
-        if maker.times.seconds(points[0].call(maker.model, page_size, fixed)) == float("inf"):
+        usual = prefill_points(max_context_tokens)[0]
+        if maker.times.seconds(usual.call(maker.model, page_size, fixed)) == float("inf"):
             raise PlanError(no_launch(maker, "prefill"))
         return PrefillForms(fixed), [Decision("prefill-attention", prefill_word(fixed), off), one_launch(off)]
     options = prefill_shortlist(maker.times, maker.model, page_size)
     if not options:
         raise PlanError(no_launch(maker, "prefill"))
+    limit = _timed_limit(maker, page_size, options, max_context_tokens)
+    points = prefill_points(limit)
     judged = _timed_prefill(maker, page_size, options, points)
     if not judged:
         untimed = one_launch("no launch was timed on this device")
@@ -50,6 +52,8 @@ def choose_prefill(
         alone = _quickest(judged, 1 + _TELLS_APART)
         return PrefillForms(alone), [_decision(maker, alone, judged, how=_PREDICTED), untimed]
     alone = _quickest(judged, 1.0)
+    if limit != max_context_tokens and not together:
+        together = f"launches were not timed for contexts up to {max_context_tokens:,} tokens, which --tune now does"
     if together:
         return PrefillForms(alone), [_decision(maker, alone, judged), one_launch(together)]
     forms, points, told = choose_forms(maker, page_size, max_context_tokens, alone, judged)
@@ -115,6 +119,15 @@ def _untimed(
     inputs = profile_inputs(maker.profile, "compute.matmul_bfloat16", *INPUTS)
     word = prefill_word(chosen)
     return Decision("prefill-attention", word, reason, inputs, candidates, predicted[chosen], unit="s")
+
+
+def _timed_limit(maker: Maker, page_size: int, options: Sequence[PrefillAttention], max_context_tokens: int) -> int:
+    """`max_context_tokens` of the plan, or the model's where more was timed for those: kernels are timed for the limit of then."""
+
+    def num_timed(limit: int) -> int:
+        return len(next(iter(_timed_prefill(maker, page_size, options, prefill_points(limit)).values()), ()))
+
+    return max(max_context_tokens, maker.model.max_context_tokens, key=num_timed)
 
 
 def _timed_prefill(

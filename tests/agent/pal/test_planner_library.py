@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -28,11 +29,17 @@ def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) 
     """The plan where every kernel takes what is predicted and the library `factor` times our attention."""
 
     def make(
-        factor: Factor, name: str = "qwen3-8b", *, deterministic: bool = False, off: bool = False
+        factor: Factor,
+        name: str = "qwen3-8b",
+        *,
+        deterministic: bool = False,
+        off: bool = False,
+        timed_for: int | None = None,
+        max_context_tokens: int | None = None,
     ) -> tuple[Plan, Decision]:
-        limits = Limits(deterministic=deterministic)
+        limits = Limits(deterministic=deterministic, max_context_tokens=max_context_tokens)
         model, here = shapes(name), card()
-        first, _ = plan_for(here, model, limits, Switches())
+        first, _ = plan_for(here, model, replace(limits, max_context_tokens=timed_for), Switches())
         times = KernelTimes(rates_of(here))
         seconds = {}
         for case in tuning_cases(here, model, first):
@@ -57,6 +64,14 @@ def test_the_fewest_tokens_at_which_it_is_quicker(planned: Planner) -> None:
     assert decision.chosen == "cudnn from 4096"
     assert "quicker than our kernel at 4096 tokens" in decision.reason
     assert {candidate.name for candidate in decision.candidates} >= {"cudnn at 1024", "own at 8192"}
+
+
+@pytest.mark.parametrize("timed_for", [4096, None])
+def test_where_contexts_are_limited_it_is_compared_at_what_was_timed(planned: Planner, timed_for: int | None) -> None:
+    """For the same limit, or for none."""
+    plan, decision = planned(lambda tokens: 0.7, timed_for=timed_for, max_context_tokens=4096)
+    assert plan.max_context_tokens == 4096
+    assert plan.library_prefill is not None and plan.library_prefill.min_tokens == 1024, decision.reason
 
 
 def test_a_step_that_the_host_holds_up_stays_with_our_kernel(planned: Planner) -> None:

@@ -52,10 +52,12 @@ def per_key(start: float, small: float, large: float, tail: float = 1.0) -> Seco
 def planned(card: Card, shapes: Shapes) -> Planner:
     """The plan and its decisions where prefill attention takes what is given and other kernels what is predicted."""
 
-    def make(seconds: Seconds, **limits: bool | str) -> tuple[Plan, dict[str, Decision]]:
+    def make(
+        seconds: Seconds, timed_for: int | None = None, **limits: bool | str | int
+    ) -> tuple[Plan, dict[str, Decision]]:
         here, model = card(), shapes(MODEL)
         asked = Limits(**limits)  # type: ignore[arg-type]
-        first, _ = plan_for(here, model, Limits(), Switches())
+        first, _ = plan_for(here, model, Limits(max_context_tokens=timed_for), Switches())
         held: dict[str, float] = {}
         for case in tuning_cases(here, model, first):
             call, taken = parse_key(case.key), case.predicted_seconds
@@ -167,6 +169,22 @@ def test_without_a_part_of_a_long_prompt_or_many_prompts_there_is_one(planned: P
     for what in ("many", "long"):
         plan, decisions = planned(without(what))
         assert plan.long_prefill is None and decisions["long-prefill"].chosen == "none"
+
+
+def test_a_limit_of_contexts_that_nothing_was_timed_for_has_one_launch_judged_by_what_was_timed(
+    planned: Planner,
+) -> None:
+    times = per_key(start=0.0, small=1.1, large=1.0, tail=1.3)
+    plan, decisions = planned(times, timed_for=4096, max_context_tokens=4096)
+    assert plan.long_prefill is not None and plan.long_prefill.attention == LARGE
+    plan, decisions = planned(times, max_context_tokens=4096)
+    assert plan.long_prefill is None
+    assert (
+        decisions["long-prefill"].reason
+        == "launches were not timed for contexts up to 4,096 tokens, which --tune now does"
+    )
+    reason = decisions["prefill-attention"].reason
+    assert "for the last 2,048 of 8,192 tokens, for 16 prompts of 1,024 tokens, measured" in reason
 
 
 def test_bits_must_not_depend_on_lengths_in_a_deterministic_plan_and_eight_bits_were_not_compared(
