@@ -76,6 +76,32 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
             tuple(f"{one.min_batch}-{one.max_batch}" for one in plan.short_groups),
         )
     )
+    return [
+        *fields,
+        *_prefill_fields(plan),
+        PlanField("min_gemm_rows", plan.min_gemm_rows, "gemm-rows"),
+        PlanField(
+            "gemm_decode",
+            tuple(one.max_rows for one in plan.gemm_decode),
+            "gemm-decode",
+            "rows",
+            tuple(
+                f"{one.n}x{one.k}-n{one.block_n}-k{one.block_k}-g{one.num_stages}-w{one.num_warps}"
+                for one in plan.gemm_decode
+            ),
+        ),
+        *_fixed_fields(plan),
+        PlanField("dependent_max_batch", plan.dependent_max_batch, "dependent-launch"),
+        PlanField("burst", plan.burst, "burst"),
+        PlanField("reduction", plan.reduction, "reduction"),
+        PlanField("shared_memory_bytes", plan.shared_memory_bytes, "shared-memory", "bytes"),
+        PlanField("prefetch", plan.prefetch, "prefetch"),
+    ]
+
+
+def _prefill_fields(plan: Plan) -> list[PlanField]:
+    """Of each way in which prompts may be attended."""
+    fields: list[PlanField] = []
     if plan.prefill_attention is not None:
         fields.extend(
             PlanField(f"prefill_{name}", getattr(plan.prefill_attention, name), "prefill-attention")
@@ -102,26 +128,7 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
                 ("max_num_seqs", plan.library_prefill.max_num_seqs, ""),
             )
         )
-    return [
-        *fields,
-        PlanField("min_gemm_rows", plan.min_gemm_rows, "gemm-rows"),
-        PlanField(
-            "gemm_decode",
-            tuple(one.max_rows for one in plan.gemm_decode),
-            "gemm-decode",
-            "rows",
-            tuple(
-                f"{one.n}x{one.k}-n{one.block_n}-k{one.block_k}-g{one.num_stages}-w{one.num_warps}"
-                for one in plan.gemm_decode
-            ),
-        ),
-        *_fixed_fields(plan),
-        PlanField("dependent_max_batch", plan.dependent_max_batch, "dependent-launch"),
-        PlanField("burst", plan.burst, "burst"),
-        PlanField("reduction", plan.reduction, "reduction"),
-        PlanField("shared_memory_bytes", plan.shared_memory_bytes, "shared-memory", "bytes"),
-        PlanField("prefetch", plan.prefetch, "prefetch"),
-    ]
+    return fields
 
 
 def _fixed_fields(plan: Plan) -> list[PlanField]:
