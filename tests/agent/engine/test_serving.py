@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import socket
 import threading
@@ -86,12 +87,10 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
         return Workers()
 
     monkeypatch.setattr("dragoman_agent.device.precompile.start_compilers", start)
-
-    def open_context(index: int) -> bool:
-        seen.append(f"context {index}")
-        return bool(capability)
-
-    monkeypatch.setattr("dragoman_agent.device.cuda_context.open_context", open_context)
+    made = bool(capability)
+    monkeypatch.setattr(
+        "dragoman_agent.device.cuda_context.open_context", lambda index: seen.append(f"context {index}") or made
+    )
     monkeypatch.setattr(serving, "open_device", lambda *_, **__: Device())
     monkeypatch.setattr(serving, "open_source", lambda *_: NullModel())
     ours, theirs = socket.socketpair()
@@ -108,7 +107,7 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
     parts = ready.info["start_seconds"]
     assert list(parts)[:2] == ["model files", "device library"] and list(parts)[-1] == "first step"
     assert all(seconds >= 0 for seconds in parts.values())
-    assert list(ready.info["start_moments"]) == (["context"] if capability else []), "none where none was made"
+    assert list(ready.info["start_moments"]) == ["context"] * made
     if not capability:
         assert seen == ["context 0", "library", "weights", "lookups", "first step"] and "kernels" not in parts
         return
@@ -116,6 +115,28 @@ def test_kernels_are_compiled_ahead_of_the_device_and_waited_for_before_its_firs
         "compile for 9.0", "context 0", "library", "weights", "lookups", "waited", "first step", "closed",
     ]  # fmt: skip
     assert list(parts)[2:-1] == ["memory", "kernels", "first launches", "graphs", "timed steps"]
+
+
+def test_the_collector_is_on_again_once_the_device_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's process turns it off until all is imported; requests leave cycles behind that nothing else would free."""
+    seen: list[bool] = []
+
+    class Device(NullDevice):
+        def load(self, *given: Any) -> None:
+            seen.append(gc.isenabled())
+            super().load(*given)
+
+    monkeypatch.setattr(serving, "open_device", lambda *_, **__: Device())
+    ours, theirs = socket.socketpair()
+    gc.disable()
+    try:
+        with ours, theirs:
+            device, _ = serving.load(serving.Connection(theirs), CONFIG, StartTimes())
+            device.close()
+        assert seen == [True] and gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def test_workers_end_with_a_start_whose_device_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
