@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.card import usable_gpu
+
 CACHE = Path("/tmp/dragoman-check")
 HOW = ("fill", "phases", "profile")
 
@@ -27,7 +29,6 @@ def load(model: str, how: str, num_lines: int) -> None:
     from dragoman_agent.device.cuda_context import open_context
     from dragoman_agent.engine.native import TorchLibraries
     from dragoman_agent.model.source import open_model
-    from dragoman_agent.pal.attributes import take_inventory
     from dragoman_agent.pal.planner import Limits, Switches, plan_for
     from dragoman_agent.pal.probe import profile_device
 
@@ -44,10 +45,7 @@ def load(model: str, how: str, num_lines: int) -> None:
         if progress.unit == "steps":
             told(f"before {progress.phase} {progress.done} of {progress.total}")
 
-    found = next((device for device in take_inventory().devices if device.facts.kind == "cuda"), None)
-    if found is None:
-        sys.exit("no CUDA device here: this times the start on one; run it on a machine with a GPU")
-    profile, _ = profile_device(found, CACHE)
+    profile, _ = profile_device(usable_gpu(), CACHE)
     source = open_model(f"random:{model}", CACHE)
     plan, _ = plan_for(profile, source.config, Limits(max_context_tokens=8192), Switches())
     told("plan")
