@@ -45,11 +45,10 @@ def choose_forms(
     )
     long = [each for each in points if not each.is_whole]
     if not (many and long):
-        return (
-            PrefillForms(alone),
-            points,
-            one_launch("many prompts and a part of a long one were not timed beside a usual one"),
-        )
+        reason = "many prompts and a part of a long one were not timed beside a usual one"
+        if all(each.is_whole for each in prefill_points(max_context_tokens)):
+            reason = f"prompts of up to {max_context_tokens:,} tokens are computed whole: none looks far back"
+        return PrefillForms(alone), points, one_launch(reason)
     by_context, by_tokens = ([*one, *many], long), (one, [*many, *long])
     parts = min((by_context, by_tokens), key=lambda parts: sum(_cost(judged, part) for part in parts))
     pair = _best(judged, parts[0]), _best(judged, parts[1])

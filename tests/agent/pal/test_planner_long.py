@@ -169,6 +169,10 @@ def test_without_a_part_of_a_long_prompt_or_many_prompts_there_is_one(planned: P
     for what in ("many", "long"):
         plan, decisions = planned(without(what))
         assert plan.long_prefill is None and decisions["long-prefill"].chosen == "none"
+        assert "were not timed" in decisions["long-prefill"].reason
+    plan, decisions = planned(times, timed_for=2048, max_context_tokens=2048)
+    assert plan.long_prefill is None
+    assert decisions["long-prefill"].reason == "prompts of up to 2,048 tokens are computed whole: none looks far back"
 
 
 def test_a_limit_of_contexts_that_nothing_was_timed_for_has_one_launch_judged_by_what_was_timed(
