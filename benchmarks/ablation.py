@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.gpu_setup import Loaded, Result, Setup
+from benchmarks.card import Result
+from benchmarks.gpu_setup import Loaded, Setup
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.precompile import start_compilers

@@ -11,7 +11,8 @@ import statistics
 import time
 from pathlib import Path
 
-from benchmarks.gpu_setup import Result, keep, setup
+from benchmarks.card import Result, keep
+from benchmarks.gpu_setup import setup
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.engine.core import EngineCore

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.card import Result as Result
-from benchmarks.card import keep as keep
 from benchmarks.card import usable_gpu
 
 from dragoman_agent.device import cuda, cuda_weights

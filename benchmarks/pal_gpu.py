@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks import wrong_profile
 from benchmarks.ablation import ablation
-from benchmarks.card import environment
-from benchmarks.gpu_setup import Loaded, Result, Setup, tuned
+from benchmarks.card import Result, environment
+from benchmarks.gpu_setup import Loaded, Setup, tuned
 from benchmarks.plan_quality import attention_shapes, plan_quality
 from benchmarks.selection import selection
 from benchmarks.step_model import step_model

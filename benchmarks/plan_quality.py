@@ -18,7 +18,8 @@ from unittest import mock
 
 import numpy as np
 from benchmarks import attention_variants
-from benchmarks.gpu_setup import Loaded, Result, Setup, step_seconds
+from benchmarks.card import Result
+from benchmarks.gpu_setup import Loaded, Setup, step_seconds
 
 from dragoman_agent.device.base import SamplingBatch, StepBatch, no_ids
 from dragoman_agent.device.cuda import CudaDevice

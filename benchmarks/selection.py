@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.gpu_setup import Result, Setup
+from benchmarks.card import Result
+from benchmarks.gpu_setup import Setup
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost

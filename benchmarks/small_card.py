@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu_setup import LIMITS, Loaded, Result, Setup, keep, step_seconds, tuned
+from benchmarks.card import Result, keep
+from benchmarks.gpu_setup import LIMITS, Loaded, Setup, step_seconds, tuned
 from benchmarks.plan_quality import prefill_batch
 
 from dragoman_agent.device.base import StepBatch

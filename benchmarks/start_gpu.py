@@ -112,7 +112,7 @@ def main() -> None:
                 found[kind].append(start(model, options.device, caches))
                 print(f"  {kind}: {found[kind][-1][0]:.2f} s", flush=True)
             if options.out is not None:
-                from benchmarks.gpu_setup import keep
+                from benchmarks.card import keep
 
                 keep(options.out, options.model, 0, results_of(found))
     for result in results_of(found):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu_setup import Result, Setup, step_seconds
+from benchmarks.card import Result
+from benchmarks.gpu_setup import Setup, step_seconds
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.warm_up import decode_batch

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.gpu_setup import Loaded, Result, Setup
+from benchmarks.card import Result
+from benchmarks.gpu_setup import Loaded, Setup
 from benchmarks.small_card import CELLS, rates
 
 from dragoman_agent.device.precompile import start_compilers
