@@ -1,6 +1,6 @@
 """Every form of prefill attention on a GPU, over and over on prompts of uneven lengths: the same bits each time, near those by pointers.
 
-PYTHONPATH=. python tests/gpu/check_prefill_repeats.py [--repeats 300] [--seconds 60]      a line a form and step; exit 1 when one is off
+PYTHONPATH=. python tests/gpu/check_prefill_repeats.py [--repeats 300] [--seconds 120]      a line a form and step; exit 1 when one is off
 
 Roles for warps and copies under way can read a tile too early or give it back too early; which of many runs shows it is chance, so
 that one comparison says little. What each form wrote first is compared with the form by pointers, which has none of these.
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Every head shape, step and form."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=60.0, help="forms begin no later than this")
+    parser.add_argument("--seconds", type=float, default=120.0, help="forms begin no later than this")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch can use: run this where nvidia-smi names one")
