@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PROG = "dragoman-agent"
 _EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130  # as a shell has it: 128 and the number of SIGINT
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -27,7 +28,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
     if problem:
         _fail(problem)
     log_to_stderr(settings.log_level)
-    leave(_run(settings))
+    try:
+        code = _run(settings)
+    except KeyboardInterrupt:  # before the agent has handlers of its own
+        print(f"{PROG}: interrupted before it served", file=sys.stderr)
+        code = _EXIT_INTERRUPTED
+    leave(code)
 
 
 def _run(settings: AgentSettings) -> int:

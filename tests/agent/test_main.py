@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -202,6 +203,21 @@ async def test_sigint_ends_streams_and_leaves_nothing(start_agent: StartAgent, t
     assert time.monotonic() - begun < 5
     assert not engine.is_running()
     assert is_empty(tmp_path)
+
+
+def test_sigint_while_it_prepares_is_one_line_and_leaves_nothing(start_agent: StartAgent, tmp_path: Path) -> None:
+    """It reads a pipe, at whose other end nobody writes, when the signal comes."""
+    template, left = tmp_path / "template", tmp_path / "tmp"
+    left.mkdir()
+    os.mkfifo(template)
+    agent = start_agent("--chat-template", str(template), ready=False, environ={"TMPDIR": str(left)})
+    with template.open("wb"):  # waits for the agent to read
+        engine = agent.engine
+        agent.signal(signal.SIGINT)
+        assert agent.wait_exit(10) == 130
+    said = "".join(agent.log)
+    assert "dragoman-agent: interrupted before it served" in said and "Traceback" not in said
+    assert not engine.is_running() and is_empty(left)
 
 
 async def test_sigterm_drains(start_agent: StartAgent) -> None:
