@@ -137,9 +137,11 @@ def bodies_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """What the files hold, but for those that are no raw results, such as a card's kernel times."""
     bodies = []
     for path in paths:
-        body = json.loads(path.read_text())
+        body = _json_of(path)
         card = path.with_name(ENVIRONMENT)
-        if "results" in body and body.get("clocks_mhz") == []:
+        if not isinstance(body, dict):
+            print(f"left: {path} holds no raw results of a benchmark")
+        elif "results" in body and body.get("clocks_mhz") == []:
             print(f"left: {path} is of {body['device']}, not of a card")
         elif (
             "results" in body or "loads" in body or ("device" in body and any(name.startswith(PROBED) for name in body))
@@ -147,12 +149,22 @@ def bodies_of(paths: Sequence[Path]) -> list[dict[str, Any]]:
             bodies.append(body)
         elif body and all(isinstance(one, dict) and "verdict" in one for one in body.values()):
             if card.is_file():
-                bodies.append({"verdicts": body, "card": json.loads(card.read_text())})
+                bodies.append({"verdicts": body, "card": _json_of(card)})
             else:
                 print(f"left: {path} has no {ENVIRONMENT} beside it, so nothing tells which card its verdicts are of")
         elif path.name != ENVIRONMENT:
             print(f"left: {path} holds no raw results of a benchmark")
     return bodies
+
+
+def _json_of(path: Path) -> Any:
+    """What a file holds. Exits where it cannot be read: a run of which a part is missing is not recorded."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SystemExit(f"{path}: cannot be read ({error.strerror or error}); nothing is recorded") from None
+    except ValueError as error:
+        raise SystemExit(f"{path}: is damaged ({error}); copy it anew or leave it out; nothing is recorded") from None
 
 
 def records_in(body: dict[str, Any]) -> list[record.Record]:

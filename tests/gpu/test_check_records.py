@@ -136,3 +136,20 @@ def test_what_no_card_measured_is_not_recorded(tmp_path: Path, capsys: pytest.Ca
     assert json.loads((tmp_path / "x.json").read_text())["results"][0]["samples"] == [1.0, 2.0, 3.0]
     assert record_gpu.bodies_of([tmp_path / "x.json"]) == []
     assert "not of a card" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe{}"])
+def test_a_damaged_file_is_named_in_one_line_and_nothing_is_recorded(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "good.json").write_text(json.dumps({"results": [], "clocks_mhz": [1], **FOUND}))
+    (tmp_path / "bad.json").write_bytes(text)
+    with pytest.raises(SystemExit, match=r"bad\.json: is damaged .*nothing is recorded"):
+        record_gpu.bodies_of([tmp_path / "good.json", tmp_path / "bad.json"])
+    with pytest.raises(SystemExit, match=r"none\.json: cannot be read"):
+        record_gpu.bodies_of([tmp_path / "none.json"])
+
+
+@pytest.mark.parametrize("text", ["null", "[1, 2]", '"results"'])
+def test_what_is_no_object_is_left(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.json").write_text(text)
+    assert record_gpu.bodies_of([tmp_path / "other.json"]) == []
+    assert "holds no raw results" in capsys.readouterr().out
