@@ -126,10 +126,13 @@ def copied(device: CudaDevice) -> torch.Tensor:
 
 
 def variants(plan: Plan, model: ModelConfig) -> dict[str, Plan]:
-    """The plan from the profile alone, and one in which every product of few rows and every early start is our kernels'."""
+    """The plan from the profile alone, and one in which every product of a decode step and every early start is our kernels'. Not of
+    more rows: some of these launches would need more shared memory than there is, and no plan takes one that could not be timed.
+    """
     sizes = dict.fromkeys((*matrices(model), (model.vocab_size, model.hidden_size)))
     launches = itertools.cycle(GEMM_LAUNCHES)
-    few = tuple(GemmDecode(n, k, 64, **asdict(launch)) for (n, k), launch in zip(sizes, launches, strict=False))
+    rows = plan.max_num_seqs
+    few = tuple(GemmDecode(n, k, rows, **asdict(launch)) for (n, k), launch in zip(sizes, launches, strict=False))
     return {"planned": plan, "few rows": replace(plan, gemm_decode=few, dependent_max_batch=plan.max_num_seqs)}
 
 
