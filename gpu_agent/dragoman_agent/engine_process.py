@@ -15,6 +15,7 @@ from pathlib import Path
 _STDERR = 2
 TORCH_KINDS = ("cuda", "hip", "xpu")  # of devices, whose libraries take seconds to import and hundreds of megabytes
 _LAST_WORDS = "last-words"
+_DIRECTORY_PREFIX = "dragoman-agent-"
 _KILLED_SECONDS = 0.2
 
 
@@ -22,6 +23,15 @@ def leave_last_words(socket_path: str, words: str) -> None:
     """Say why the engine ends before it could connect: what it would speak with may be what is missing."""
     with contextlib.suppress(OSError):
         Path(socket_path).with_name(_LAST_WORDS).write_text(words)
+
+
+def clear_away(socket_path: str) -> None:
+    """Remove the socket of an rpc process that was ended before it could do so itself, and the directory that was made for it."""
+    path = Path(socket_path)
+    with contextlib.suppress(OSError):
+        if path.is_socket() and path.parent.name.startswith(_DIRECTORY_PREFIX):
+            path.unlink()
+            path.parent.rmdir()
 
 
 class EngineProcess:
@@ -32,7 +42,7 @@ class EngineProcess:
 
         Its own session: a Ctrl-C at the terminal reaches the rpc process alone, which ends the streams first.
         """
-        self._directory = Path(tempfile.mkdtemp(prefix="dragoman-agent-"))
+        self._directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
         path = str(self._directory / "engine.sock")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)

@@ -205,7 +205,12 @@ async def test_sigint_ends_streams_and_leaves_nothing(start_agent: StartAgent, t
     assert is_empty(tmp_path)
 
 
-def test_sigint_while_it_prepares_is_one_line_and_leaves_nothing(start_agent: StartAgent, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_one_that_is_ended_while_it_prepares_leaves_nothing(
+    start_agent: StartAgent, tmp_path: Path, number: int, code: int
+) -> None:
     """It reads a pipe, at whose other end nobody writes, when the signal comes."""
     template, left = tmp_path / "template", tmp_path / "tmp"
     left.mkdir()
@@ -213,11 +218,15 @@ def test_sigint_while_it_prepares_is_one_line_and_leaves_nothing(start_agent: St
     agent = start_agent("--chat-template", str(template), ready=False, environ={"TMPDIR": str(left)})
     with template.open("wb"):  # waits for the agent to read
         engine = agent.engine
-        agent.signal(signal.SIGINT)
-        assert agent.wait_exit(10) == 130
+        agent.signal(number)
+        assert agent.wait_exit(10) == code  # and the end of what it and the engine say
     said = "".join(agent.log)
-    assert "dragoman-agent: interrupted before it served" in said and "Traceback" not in said
-    assert not engine.is_running() and is_empty(left)
+    assert "Traceback" not in said
+    assert ("dragoman-agent: interrupted before it served" in said) == (number == signal.SIGINT)
+    psutil.wait_procs([engine], timeout=10)
+    # A zombie where nobody takes in what has no parent.
+    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+    assert is_empty(left)
 
 
 async def test_sigterm_drains(start_agent: StartAgent) -> None:

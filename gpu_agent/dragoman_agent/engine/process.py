@@ -15,7 +15,7 @@ import socket
 import sys
 
 from dragoman_agent.engine.start_times import StartTimes
-from dragoman_agent.engine_process import TORCH_KINDS, leave_last_words
+from dragoman_agent.engine_process import TORCH_KINDS, clear_away, leave_last_words
 from dragoman_cli.failure import import_problem, wants_traceback
 from dragoman_cli.process import log_to_stderr
 
@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         text = sys.stdin.read()
         if not text:
             print(f"{PROG}: no configuration came on stdin: the agent has ended before it had a plan", file=sys.stderr)
+            clear_away(arguments.socket)
             return 1
         config = EngineConfig.from_json(text)
     except (ValueError, DeviceError) as error:
@@ -66,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             stream.connect(arguments.socket)
         except OSError as error:
+            clear_away(arguments.socket)
             parser.error(f"--socket {arguments.socket}: cannot connect ({error.strerror or error})")
         code = serve(stream, config, times, library)
     if code:
