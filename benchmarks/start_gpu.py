@@ -99,6 +99,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="on a machine with a card")
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1")
+    if options.device == "cuda":
+        from benchmarks.card import usable_gpu
+
+        usable_gpu()  # or it says why there is none
     found: dict[str, list[tuple[float, dict[str, float]]]] = {kind: [] for kind in ("bare", *KINDS)}
     with tempfile.TemporaryDirectory() as folder:
         caches, model = Path(folder) / "caches", model_files(options.model, options.device, Path(folder) / "model")
