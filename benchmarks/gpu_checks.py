@@ -232,6 +232,12 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     checks = all_checks(options.models.split(","), options.out, os.environ.get("EMBEDDED_MODEL", ""))
+    for flag, names in (("--only", options.only), ("--skip", options.skip)):
+        for name in names.split(",") if names else ():
+            if not name or not any(one.name.startswith(name) for one in checks):
+                parser.error(
+                    f"{flag}: no check's name begins with {name!r}; there are {', '.join(one.name for one in checks)}"
+                )
     if options.only:
         checks = [one for one in checks if one.name.startswith(tuple(options.only.split(",")))]
     if options.skip:

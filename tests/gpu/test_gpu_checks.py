@@ -121,3 +121,16 @@ def test_checks_are_chosen_and_left_out_by_name(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(sys, "argv", ["gpu_checks", str(tmp_path), *arguments])
         assert main() == 0
         assert set(json.loads((tmp_path / "checks.json").read_text())) == {"profile", *left}
+
+
+@pytest.mark.parametrize(
+    ("flag", "names"), [("--only", "nonsense"), ("--only", "facts,"), ("--skip", "facts,nonsense")]
+)
+def test_a_name_that_no_check_has_is_refused_before_any_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, names: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_checks", str(tmp_path), flag, names])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and f"{flag}: no check's name begins with" in capsys.readouterr().err
+    assert not (tmp_path / "checks.json").exists()
