@@ -36,8 +36,6 @@ _MAX_RANDOM_KEY_ID = 1 << 14
 _BLOCK_BYTES = 64
 # Asking the system for random bytes takes as long for many ids as for one.
 _NUM_IDS_DRAWN = 256
-# Filled in for each request: a message costs as much to make as to serialize.
-_REQUEST_PART = ticket_pb2.TicketClaims()
 _JTI_FIELD = length_delimited(ticket_pb2.TicketClaims, "jti") + bytes([TICKET_JTI_BYTES])
 _NOT_AFTER_FIELD = varint_field(ticket_pb2.TicketClaims, "not_after_ms")
 _CLAIMS_FIELD = length_delimited(ticket_pb2.SignedTicket, "claims")
@@ -147,7 +145,8 @@ class RequestPart:
     def serialized(self) -> bytes:
         """As fields of TicketClaims."""
         if not self._serialized:
-            claims, part = self._claims_of(*self._request), _REQUEST_PART
+            # A new message each time: one that is filled in again takes more memory for each field and gives none of it back.
+            claims, part = self._claims_of(*self._request), ticket_pb2.TicketClaims()
             part.prompt_digest = claims.prompt_digest
             part.max_prompt_tokens, part.max_output_tokens = claims.max_prompt_tokens, claims.max_output_tokens
             part.priority = claims.priority  # type: ignore[assignment]
@@ -155,8 +154,6 @@ class RequestPart:
             if claims.resume is not None:
                 resume = part.resume
                 resume.origin_epoch, resume.attempt, resume.from_cursor = claims.resume
-            elif part.HasField("resume"):
-                part.ClearField("resume")
             self._serialized = part.SerializeToString()
         return self._serialized
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -258,3 +260,16 @@ def test_key_files_are_read_newest_first_and_errors_name_the_line(tmp_path: Path
         path.write_text(text)
         with pytest.raises(ValueError, match=expected):
             read_cell_keys(path)
+
+
+def test_no_message_is_filled_in_from_request_to_request() -> None:
+    """One that is takes memory for each field that is set, and gives it back with its own end alone: 40 bytes a request, for ever."""
+    modules = {name: module for name, module in sys.modules.items() if name.startswith("dragoman_controller")}
+    assert "dragoman_controller.tickets" in modules
+    kept = [
+        f"{name}.{key}"
+        for name, module in modules.items()
+        for key, value in vars(module).items()
+        if isinstance(value, Message)
+    ]
+    assert kept == []
