@@ -169,11 +169,9 @@ def mixed_inputs(
     is_long = _looks_back(starts, lens, plan) if is_long is None else is_long
     if rooms and len(batch.token_ids) <= rooms[-1].num_tokens:
         theirs = ops.library if ops.library is not None and ops.library.sizes.can_run(starts) else None
-        works = {False: prefill_work_list(starts, lens, ops.queries_an_item)}
-        if is_long:
-            works[True] = prefill_work_list(starts, lens, _queries_an_item(plan, ops, is_long=True))
+        works = _Works(starts, lens, plan, ops)
         step = len(batch.token_ids), len(num_queries)
-        room = _room_for(rooms, step, works, has_library=theirs is not None)
+        room = _room_for(rooms, step, works, is_long=is_long, has_library=theirs is not None)
         if room is not None:
             parts = {name: _filled(row, room.num_seqs).view(np.int32) for name, row in rows.items()}
             parts |= _padded(batch, room, num_decodes, works[room.is_long])
@@ -202,12 +200,23 @@ def mixed_inputs(
     return MixedInputs(parts, num_decodes, width, needs_tokens, library, is_long=is_long)
 
 
+class _Works(dict[bool, Int32Array]):
+    """The work lists of one step's prompts by the usual launch and by that for long contexts, each made when it is asked for."""
+
+    def __init__(self, starts: Int32Array, lens: Int32Array, plan: Plan, ops: CudaOps) -> None:
+        super().__init__()
+        self._step, self._plan, self._ops = (starts, lens), plan, ops
+
+    def __missing__(self, is_long: bool) -> Int32Array:
+        self[is_long] = prefill_work_list(*self._step, _queries_an_item(self._plan, self._ops, is_long=is_long))
+        return self[is_long]
+
+
 def _room_for(
-    rooms: Sequence[Room], step: tuple[int, int], works: Mapping[bool, Int32Array], *, has_library: bool
+    rooms: Sequence[Room], step: tuple[int, int], works: Mapping[bool, Int32Array], *, is_long: bool, has_library: bool
 ) -> Room | None:
-    """The first that holds a `step` of so many tokens and sequences and attends it as it should be: `works` has the work list
-    of the usual launch, and that of the one for long contexts where it is to be taken. A graph by the usual one will do where
-    there is no other yet.
+    """The first that holds a `step` of so many tokens and sequences and attends it as it should be. A graph by the usual launch
+    will do where there is none by the one for long contexts yet.
     """
 
     def first(is_long: bool) -> Room | None:
@@ -221,7 +230,7 @@ def _room_for(
             None,
         )
 
-    return (first(True) if True in works else None) or first(False)
+    return (first(True) if is_long else None) or first(False)
 
 
 def _looks_back(starts: Int32Array, lens: Int32Array, plan: Plan) -> bool:

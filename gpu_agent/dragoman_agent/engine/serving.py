@@ -107,7 +107,7 @@ def _open(config: EngineConfig, times: StartTimes, report: _Reports) -> tuple[Mo
 
         if config.capability:
             report.compilers = start_compilers(model.config, config.plan, config.capability)
-        if open_context(config.plan.device_index):  # behind the workers' start: who has a context must not fork
+        if open_context(config.plan.device_index):  # behind the workers' start, for they take the longest
             times.moment("context")
     report.wait_for_library()
     device = open_device(
