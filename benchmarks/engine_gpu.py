@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.card import Result, keep, result
-from benchmarks.gpu_setup import setup
+from benchmarks.gpu_setup import LIMITS, setup
 
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.engine.core import EngineCore
@@ -157,10 +157,11 @@ def main() -> None:
     parser.add_argument("--benches", default="decode,nano,prefill,company")
     parser.add_argument("--mixed-graphs", choices=("planned", "off"), default="planned", help="of steps with prompts")
     parser.add_argument("--batches", default="1,32,256")
+    parser.add_argument("--max-seqs", type=int, default=LIMITS.max_num_seqs, help="that the plan has graphs for")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    here = setup(options.model)
+    here = setup(options.model, replace(LIMITS, max_num_seqs=options.max_seqs))
     source, profile, plan = here.source, here.profile, here.plan
     if options.mixed_graphs == "off":
         plan = replace(plan, mixed_graph_tokens=())
@@ -175,11 +176,11 @@ def main() -> None:
     results: list[Result] = []
     benches = options.benches.split(",")
 
-    def note(result: Result, predicted: float | None, text: str) -> None:
-        result["predicted"] = predicted
+    def note(measured: Result, predicted: float | None, text: str) -> None:
+        measured["predicted"] = predicted
         if options.mixed_graphs == "off":
-            result["case"] = f"{result['case']}-by-kernel"
-        results.append(result)
+            measured["case"] = f"{measured['case']}-by-kernel"
+        results.append(measured)
         print(f"  {text}", flush=True)
         keep(options.out, options.model, profile.device.index, results, info=device.info)
 
@@ -190,23 +191,22 @@ def main() -> None:
             note(decoded, predicted, f"decode b{batch}: {decoded} predicted {predicted:.2f} ms")
             note(host, HOST_PREDICTED.get(batch), f"host work b{batch}: {host}")
     if "nano" in benches:
-        result = nano(core, options.repeats)
         predicted = predict_nano(plan)
-        note(result, predicted, f"nano predicted {predicted:.0f}")
+        note(nano(core, options.repeats), predicted, f"nano predicted {predicted:.0f}")
     if "prefill" in benches:
         for batch, length in ((1, 8192), (16, 1024)):
-            result = prefill(core, batch, length, options.repeats)
-            note(result, plan.step_model.prefill_tokens_per_second, f"prefill: {result}")
+            prompts = prefill(core, batch, length, options.repeats)
+            note(prompts, plan.step_model.prefill_tokens_per_second, f"prefill: {prompts}")
     if "company" in benches:
         for length in (64, 512):
-            result = prefill(core, 1, length, 10 * options.repeats)
-            note(result, length / plan.step_model.prefill_seconds(length), f"prompt alone: {result}")
+            alone = prefill(core, 1, length, 10 * options.repeats)
+            note(alone, length / plan.step_model.prefill_seconds(length), f"prompt alone: {alone}")
             step = plan.step_model.decode_step_seconds(32, 300)
             added = plan.step_model.prefill_seconds(length)
-            for result, predicted in zip(
+            for gaps, predicted in zip(
                 company(core, 32, length, 5, options.repeats), (step + added / 5, step + added), strict=True
             ):
-                note(result, 1e3 * predicted, f"company: {result} predicted {1e3 * predicted:.2f} ms")
+                note(gaps, 1e3 * predicted, f"company: {gaps} predicted {1e3 * predicted:.2f} ms")
     device.close()
 
 
