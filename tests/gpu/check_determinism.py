@@ -38,7 +38,7 @@ from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 
 MODELS = ("qwen3-0.6b", "llama-3.2-1b", "qwen3-8b")
-COMPANIES = (1, 8, 64, 256)
+COMPANIES = (1, 8, 64, 256, 512)  # the last: the most that a plan has graphs for
 DECODE_STEPS = 6
 RESUME = (211, 96, 3)  # prompt, tokens after it, and after how many of them each the stream is taken up again
 COST_LAYERS = {"qwen3-8b": 12}  # of 36: the whole model takes a minute to make
@@ -92,14 +92,16 @@ class Report:
         print(f"    {name} took {time.monotonic() - begun:.1f} s", flush=True)
 
 
-def plan_of(profile: Profile, source: ModelSource, *, deterministic: bool, max_context: int = 4608) -> Plan:
+def plan_of(
+    profile: Profile, source: ModelSource, *, deterministic: bool, max_context: int = 4608, max_num_seqs: int = 256
+) -> Plan:
     """The plan, with no more blocks than the checks need, so that other checks may share the card."""
     limits = Limits(
-        max_context_tokens=min(max_context, source.config.max_context_tokens), max_num_seqs=256, deterministic=deterministic,
-        kv_dtype="bf16",
+        max_context_tokens=min(max_context, source.config.max_context_tokens), max_num_seqs=max_num_seqs,
+        deterministic=deterministic, kv_dtype="bf16",
     )  # fmt: skip
     plan, _ = plan_for(profile, source.config, limits, Switches())
-    wanted = 256 * (1024 // plan.page_size + 1) + 2 * (max_context // plan.page_size + 1)
+    wanted = max_num_seqs * (1024 // plan.page_size + 1) + 2 * (max_context // plan.page_size + 1)
     return replace(plan, num_blocks=min(plan.num_blocks, wanted))
 
 
@@ -137,7 +139,9 @@ def check_rows(report: Report, name: str, rig: Rig, vocab_size: int, longest: in
 def check_model(report: Report, profile: Profile, name: str, num_layers: int) -> None:
     """One random model of real shape, cut."""
     source = CutSource(name, num_layers)
-    plan = plan_of(profile, source, deterministic=True)
+    plan = plan_of(profile, source, deterministic=True, max_num_seqs=max(COMPANIES))
+    if max(plan.graph_batch_sizes, default=0) < max(COMPANIES):
+        raise ValueError(f"the plan has graphs for {plan.graph_batch_sizes}, not for {max(COMPANIES)} sequences")
     device = CudaDevice(profile.device.index)
     begun = time.monotonic()
     device.load(source, plan, lambda _: None)

@@ -34,7 +34,7 @@ def test_rows_have_a_sample_a_model_and_the_worst_is_the_value(monkeypatch: pyte
         values |= {f"{m} {label}": {"identical_rows": 1.0, "rows": 56} for m in models}
     values["b 64 together"] = {"identical_rows": 0.75, "rows": 448, "first": "sequence 3"}
     made = recorded(check_determinism.row_results(values, models), monkeypatch, tmp_path)
-    assert [case for case, _ in made] == ["1", "8", "64", "256", "chunks", "re-entry"]
+    assert [case for case, _ in made] == ["1", "8", "64", "256", "512", "chunks", "re-entry"]
     worst = made["64", "identical_rows"]
     assert worst["value"] == 0.75 and worst["samples"] == [1.0, 0.75, 1.0] and worst["unit"] == "share"
     assert "value: the min of the samples" in worst["note"] and "56 of a, 448 of b" in worst["note"]

@@ -56,7 +56,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kept:
 
     def run(module: ModuleType, parts: dict[str, Any], file: str, *arguments: str) -> Results:
         usual = {
-            "setup": lambda _: here,
+            "setup": lambda *_: here,
             "tuned": lambda _: {"m": here},
             "CudaDevice": NoDevice,
             "run": lambda *_: None,
