@@ -10,6 +10,8 @@ from tests.fakes.simulated_gpu import SimulatedGpu
 
 from dragoman_agent.device import cuda_blas
 
+FIRST_ALGORITHM = 77
+
 
 @dataclass
 class SimulatedBlas:
@@ -20,6 +22,8 @@ class SimulatedBlas:
     plain_rate: float = 500e12
     create_status: int = 0
     products: list[dict[str, Any]] = field(default_factory=list)
+    num_algorithms: int = 3
+    asked: list[tuple[int, int]] = field(default_factory=list)  # (algorithms, workspace) of each question
 
     def __post_init__(self) -> None:
         self._objects: dict[int, dict[str, Any]] = {}
@@ -52,6 +56,12 @@ class SimulatedBlas:
     def cublasLtMatrixLayoutCreate(self, made: Any, data_type: Any, rows: Any, columns: Any, step: Any) -> int:
         return self._make(made, type=data_type.value, size=(rows.value, columns.value, step.value))
 
+    def cublasLtMatrixLayoutSetAttribute(self, layout: Any, name: Any, value: Any, size: Any) -> int:
+        assert name.value == cuda_blas.CUBLASLT_MATRIX_LAYOUT_COLS and size.value == ctypes.sizeof(value._obj) == 8
+        rows, _, step = self._objects[layout.value]["size"]
+        self._objects[layout.value]["size"] = (rows, value._obj.value, step)
+        return 0
+
     def cublasLtMatmulPreferenceCreate(self, made: Any) -> int:
         return self._make(made, workspace=0)
 
@@ -66,22 +76,27 @@ class SimulatedBlas:
 
     def cublasLtMatmulAlgoGetHeuristic(self, handle: Any, description: Any, *rest: Any) -> int:
         layouts, preference, (wanted, found, count) = rest[:4], rest[4], rest[5:]
-        assert wanted.value == 1 and self._objects[preference.value]["workspace"] == cuda_blas.WORKSPACE_BYTES
+        assert len(found) == wanted.value
+        self.asked.append((wanted.value, self._objects[preference.value]["workspace"]))
         operand = self._objects[layouts[0].value]["type"]
         transposed = self._objects[description.value]["attributes"][cuda_blas.CUBLASLT_MATMUL_DESC_TRANSA]
         # As the real library: no float8 product of two matrices that lie the same way.
         possible = operand in self.rates and (transposed or operand != cuda_blas.CUDA_R_8F_E4M3)
-        count._obj.value = int(possible)
-        found._obj.algorithm.data[0] = 77
+        count._obj.value = min(wanted.value, self.num_algorithms) if possible else 0
+        for rank in range(count._obj.value):
+            found[rank].algorithm.data[0] = FIRST_ALGORITHM + rank
         return 0
 
     def cublasLtMatmul(self, handle: Any, description: Any, *rest: Any) -> int:
-        alpha, a, a_layout, b, _, beta, c, c_layout, d, d_layout, algorithm, workspace, size, stream = rest
-        assert algorithm._obj.data[0] == 77 and size.value == cuda_blas.WORKSPACE_BYTES and workspace.value
+        alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm, workspace, size, stream = rest
+        assert size.value == (cuda_blas.WORKSPACE_BYTES if workspace.value else 0)
+        rank = algorithm._obj.data[0] - FIRST_ALGORITHM
+        assert 0 <= rank < self.num_algorithms
         assert c.value == d.value and c_layout.value == d_layout.value
         body = self._objects[description.value]
         self.products.append(
             {**body, "operand": self._objects[a_layout.value], "result": self._objects[d_layout.value],
+             "rank": rank, "sizes": [self._objects[layout.value]["size"] for layout in (a_layout, b_layout, d_layout)],
              "alpha": alpha._obj.value, "beta": beta._obj.value, "addresses": (a.value, b.value, d.value)}
         )  # fmt: skip
         operand, side = self._objects[a_layout.value]["type"], self._objects[a_layout.value]["size"][0]

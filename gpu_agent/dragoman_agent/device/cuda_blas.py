@@ -16,6 +16,7 @@ CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32I = 68, 72
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_FAST_ACCUM = 3, 25
 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1
+CUBLASLT_MATRIX_LAYOUT_COLS = 3
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper (cuBLAS documentation, cublasSetWorkspace)
 
 
@@ -50,22 +51,33 @@ PRODUCT_TYPES = {
 }
 
 
-class _Algorithm(ctypes.Structure):
+class Algorithm(ctypes.Structure):
     """cublasLtMatmulAlgo_t."""
 
     _fields_ = [("data", ctypes.c_uint64 * 8)]
 
 
-class _Heuristic(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+class Heuristic(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t: an algorithm and what the library says of it."""
 
     _fields_ = [
-        ("algorithm", _Algorithm),
+        ("algorithm", Algorithm),
         ("workspace_bytes", ctypes.c_size_t),
         ("state", ctypes.c_int),
         ("waves", ctypes.c_float),
         ("reserved", ctypes.c_int * 4),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a product is described by: handles of the library's for its operation and the matrices."""
+
+    kind: ProductType
+    description: ctypes.c_void_p
+    w: ctypes.c_void_p
+    x: ctypes.c_void_p
+    result: ctypes.c_void_p
 
 
 def load_library() -> Any:
@@ -83,7 +95,7 @@ class Blas:
     """A handle of the library in the current context, with a workspace. `close` gives both back."""
 
     def __init__(self, library: Any, workspace: int) -> None:
-        """`workspace`: device memory of WORKSPACE_BYTES. Raises BlasError."""
+        """`workspace`: device memory of WORKSPACE_BYTES, 0 where no product needs any. Raises BlasError."""
         self._library, self._workspace = library, workspace
         self._handle = ctypes.c_void_p()
         self._call("cublasLtCreate", ctypes.byref(self._handle))
@@ -108,17 +120,52 @@ class Blas:
         `operands` are the addresses of x and w. `fast` lets float8 be summed in fewer bits. Raises BlasError where the library has
         no such product on this card.
         """
-        # Row-major [m, n] is column-major [n, m]: result.T = w (transposed, or not) times x.T.
         description = self._description(kind, transposed, fast)
-        operand, target = self._layout(kind.operand, size), self._layout(kind.result, size)
-        best = self._heuristic(description, operand, target)
-        one, zero = (_scalar(kind.scale, value) for value in (1, 0))
+        operand, target = self._layout(kind.operand, size, size), self._layout(kind.result, size, size)
+        product = Product(kind, description, operand, operand, target)
+        answer = self.algorithms(product, 1, WORKSPACE_BYTES)
+        if not answer:
+            raise BlasError("cublasLtMatmulAlgoGetHeuristic found no algorithm for this product on this card")
+        (best,) = answer
         x, w = operands
+        return self._queued(product, best, (x, w, result), stream, self._workspace, WORKSPACE_BYTES)
+
+    def rows_by(self, kind: ProductType, n: int, k: int) -> Product:
+        """x @ w.T of row-major x [m, k] and w [n, k], for m = 1 until `resize` says another. Raises BlasError."""
+        description = self._description(kind, True, False)
+        w, x = self._layout(kind.operand, k, n), self._layout(kind.operand, k, 1)
+        return Product(kind, description, w, x, self._layout(kind.result, n, 1))
+
+    def resize(self, product: Product, num_rows: int) -> None:
+        """From now on `product` is of so many rows. Raises BlasError."""
+        for layout in (product.x, product.result):
+            columns = ctypes.c_uint64(num_rows)
+            self._call(
+                "cublasLtMatrixLayoutSetAttribute", layout, ctypes.c_int(CUBLASLT_MATRIX_LAYOUT_COLS),
+                ctypes.byref(columns), ctypes.c_size_t(ctypes.sizeof(columns)),
+            )  # fmt: skip
+
+    def queue(self, product: Product, algorithm: Heuristic, addresses: tuple[int, int, int], stream: int) -> None:
+        """Queue the product of x and w into the result, at `addresses`, by an algorithm without a workspace. Raises BlasError."""
+        self._queued(product, algorithm, addresses, stream, 0, 0)()
+
+    def _queued(
+        self,
+        product: Product,
+        best: Heuristic,
+        addresses: tuple[int, int, int],
+        stream: int,
+        workspace: int,
+        size: int,
+    ) -> Callable[[], None]:
+        # Row-major [m, n] is column-major [n, m]: result.T = w (transposed, or not) times x.T.
+        one, zero = (_scalar(product.kind.scale, value) for value in (1, 0))
+        x, w, result = addresses
         matmul = self._function("cublasLtMatmul")
         arguments = (
-            self._handle, description, ctypes.byref(one), ctypes.c_void_p(w), operand, ctypes.c_void_p(x), operand,
-            ctypes.byref(zero), ctypes.c_void_p(result), target, ctypes.c_void_p(result), target,
-            ctypes.byref(best.algorithm), ctypes.c_void_p(self._workspace), ctypes.c_size_t(WORKSPACE_BYTES),
+            self._handle, product.description, ctypes.byref(one), ctypes.c_void_p(w), product.w, ctypes.c_void_p(x),
+            product.x, ctypes.byref(zero), ctypes.c_void_p(result), product.result, ctypes.c_void_p(result),
+            product.result, ctypes.byref(best.algorithm), ctypes.c_void_p(workspace), ctypes.c_size_t(size),
             ctypes.c_void_p(stream),
         )  # fmt: skip
 
@@ -140,29 +187,34 @@ class Blas:
         size = ctypes.c_size_t(ctypes.sizeof(value))
         self._call("cublasLtMatmulDescSetAttribute", description, ctypes.c_int(name), ctypes.byref(value), size)
 
-    def _layout(self, data_type: int, size: int) -> ctypes.c_void_p:
+    def _layout(self, data_type: int, rows: int, columns: int) -> ctypes.c_void_p:
+        """Column after column."""
         made = ctypes.c_void_p()
-        side, step = ctypes.c_uint64(size), ctypes.c_int64(size)
-        self._call("cublasLtMatrixLayoutCreate", ctypes.byref(made), ctypes.c_int(data_type), side, side, step)
+        self._call(
+            "cublasLtMatrixLayoutCreate", ctypes.byref(made), ctypes.c_int(data_type), ctypes.c_uint64(rows),
+            ctypes.c_uint64(columns), ctypes.c_int64(rows),
+        )  # fmt: skip
         return made
 
-    def _heuristic(self, description: ctypes.c_void_p, operand: ctypes.c_void_p, target: ctypes.c_void_p) -> _Heuristic:
-        """The algorithm that the library expects to be quickest: what every caller of it gets."""
-        preference, found, count = ctypes.c_void_p(), _Heuristic(), ctypes.c_int()
+    def algorithms(self, product: Product, most: int, workspace_bytes: int) -> list[Heuristic]:
+        """At most so many, which need no more workspace; the first is what the library expects to be quickest, and what every
+        caller of it gets. Raises BlasError.
+        """
+        preference, found, count = ctypes.c_void_p(), (Heuristic * most)(), ctypes.c_int()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-        most = ctypes.c_size_t(WORKSPACE_BYTES)
+        size = ctypes.c_size_t(workspace_bytes)
         self._call(
             "cublasLtMatmulPreferenceSetAttribute", preference, ctypes.c_int(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES),
-            ctypes.byref(most), ctypes.c_size_t(ctypes.sizeof(most)),
+            ctypes.byref(size), ctypes.c_size_t(ctypes.sizeof(size)),
         )  # fmt: skip
-        self._call(
-            "cublasLtMatmulAlgoGetHeuristic", self._handle, description, operand, operand, target, target, preference,
-            ctypes.c_int(1), ctypes.byref(found), ctypes.byref(count),
-        )  # fmt: skip
-        self._library.cublasLtMatmulPreferenceDestroy(preference)
-        if count.value < 1 or found.state:
-            raise BlasError("cublasLtMatmulAlgoGetHeuristic found no algorithm for this product on this card")
-        return found
+        try:
+            self._call(
+                "cublasLtMatmulAlgoGetHeuristic", self._handle, product.description, product.w, product.x,
+                product.result, product.result, preference, ctypes.c_int(most), found, ctypes.byref(count),
+            )  # fmt: skip
+        finally:
+            self._library.cublasLtMatmulPreferenceDestroy(preference)
+        return [one for one in found[: count.value] if not one.state]
 
     def _function(self, name: str) -> Any:
         try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from dragoman_agent.device.base import DeviceError
+from dragoman_agent.device.cuda_blas import BlasError
 from dragoman_agent.device.cuda_fixed import FixedOps
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps
+from dragoman_agent.device.cuda_products import LibraryProducts
 from dragoman_agent.device.torch_runtime import Stream
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.plan import Plan, mixed_graph_sizes
@@ -26,7 +28,19 @@ def make_ops(config: ModelConfig, plan: Plan, cos: Tensor, sin: Tensor, num_rows
         return FixedOps(cos, sin, prefill, plan, config, num_rows)
     parts = _max_num_parts(plan, num_rows)
     workspace = DecodeWorkspace(parts, config.num_heads, config.head_dim, 1, cos.device)
-    return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace, _library(config, plan, stream))
+    products = _products(plan)
+    return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace, _library(config, plan, stream), products)
+
+
+def _products(plan: Plan) -> LibraryProducts | None:
+    if not plan.library_gemm:
+        return None
+    try:
+        return LibraryProducts(plan.library_gemm)
+    except BlasError as error:
+        raise DeviceError(
+            f"The plan names algorithms of cuBLASLt, which cannot be used: {error}. Start with --tune off."
+        ) from error
 
 
 def _library(config: ModelConfig, plan: Plan, stream: Stream) -> CudnnAttention | None:

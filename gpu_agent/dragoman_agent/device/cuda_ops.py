@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from dragoman_agent.device.cuda_library import CudnnAttention, LibraryPart
+from dragoman_agent.device.cuda_products import LibraryProducts
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
@@ -72,15 +73,17 @@ class CudaOps:
         gemm: Sequence[GemmDecode],
         workspace: DecodeWorkspace | None,
         library: CudnnAttention | None = None,
+        products: LibraryProducts | None = None,
     ) -> None:
         """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device; `workspace` of decode attention;
-        `library` for the prompts of steps that come with a part for it.
+        `library` for the prompts of steps that come with a part for it; `products` for those that it has an algorithm for.
         """
         self._cos, self._sin = cos, sin
         self.prefill = prefill
         self.queries_an_item = prefill.block_m  # of the work list of prefill
         self._workspace = workspace
         self.library = library
+        self._products = products
         self.dependent = False  # of the step that is queued: a kernel may start before the one before has ended
         self._gemm: dict[tuple[int, ...], list[GemmDecode]] = {}
         for choice in gemm:
@@ -103,6 +106,8 @@ class CudaOps:
                     x, weight, bias, block_n=choice.block_n, block_k=choice.block_k, num_stages=choice.num_stages,
                     num_warps=choice.num_warps, dependent=self.dependent,
                 )  # fmt: skip
+        if self._products is not None and bias is None and (out := self._products.product(x, weight)) is not None:
+            return out
         return functional.linear(x, weight, bias)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -21,13 +22,14 @@ import torch.nn.functional as functional
 
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart
+from dragoman_agent.device.cuda_products import LibraryProducts
 from dragoman_agent.device.error_text import first_line
 from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.model.config import ModelConfig, RopeScaling
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, assemble, forward
 from dragoman_agent.model.registry import needed_tensors
-from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
+from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, LibraryGemm, PrefillAttention
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
@@ -43,6 +45,9 @@ Call = Callable[[], object]
 _REPEATS = 3
 _MORE_REPEATS = 7
 _CLOSE_KINDS = ("decode-layers", "decode-grouped")  # whose differences are small
+_LOADED_KIND = "gemm-library"  # timed under the load of its own kind, where a card may have come to its power limit
+_LOADED_SECONDS = 0.06  # of that before
+_FEWER_CALLS = 8  # of those, which are long
 _MIN_CALLS = 16  # in a graph: enough for the gap between two kernels to count as it does in a step
 _MIN_CHAINS = 4  # of layers, each of them tens of kernels
 _MAX_COPIES = 48
@@ -74,7 +79,8 @@ def time_cases(cases: Sequence[Case], index: int, *, compile_only: bool = False)
 def _time(calls: list[Call], runtime: Runtime, stream: Stream, kind: str) -> float:
     """Median seconds a call: `calls` in turn, in one graph, so that none finds its operands in L2."""
     repeats = _MORE_REPEATS if kind in _CLOSE_KINDS else _REPEATS
-    rounds = -(-(_MIN_CHAINS if kind == "decode-layers" else _MIN_CALLS) // len(calls))
+    calls_wanted = {"decode-layers": _MIN_CHAINS, _LOADED_KIND: _FEWER_CALLS}.get(kind, _MIN_CALLS)
+    rounds = -(-calls_wanted // len(calls))
 
     def run() -> None:
         for _ in range(rounds):
@@ -84,6 +90,10 @@ def _time(calls: list[Call], runtime: Runtime, stream: Stream, kind: str) -> flo
     calls[0]()
     runtime.synchronize()
     graph, _ = runtime.capture(stream, run, None)
+    until = time.perf_counter() + (_LOADED_SECONDS if kind == _LOADED_KIND else 0.0)
+    while time.perf_counter() < until:
+        graph.replay()
+        stream.synchronize()
     times: list[float] = []
     for repeat in range(repeats + 1):
         begin, end = runtime.new_event(), runtime.new_event()
@@ -115,6 +125,28 @@ def _gemm(case: Case, device: torch.device, cold: int) -> list[Call]:
     if case["kind"] == "gemm-fixed":
         return [lambda w=w: gemm_fixed(x, w, **launch) for w in weights]  # type: ignore[misc]
     return [lambda w=w: gemm_decode(x, w, **launch) for w in weights]  # type: ignore[misc]
+
+
+def _gemm_library(case: Case, device: torch.device, cold: int) -> list[Call]:
+    m, n, k = (case["shape"][name] for name in "mnk")
+    if not cold:
+        return [lambda: None]  # nothing is built
+    launch = case.get("config")
+    if launch is None:
+        return _gemm(case, device, cold)
+    products = LibraryProducts((LibraryGemm(n, k, m, m, launch["rank"]),))
+    if not products.has(n, k):
+        raise ValueError("the library names fewer algorithms for this product on this device")
+    x = _randn(device, m, k)
+    weights = [_randn(device, n, k) for _ in range(_copies(2 * n * k, cold))]
+    _check_alike(_given(products.product(x, weights[0])), functional.linear(x, weights[0]))
+    return [lambda w=w: _given(products.product(x, w)) for w in weights]  # type: ignore[misc]
+
+
+def _given(out: torch.Tensor | None) -> torch.Tensor:
+    if out is None:
+        raise ValueError("operands lie otherwise than the library's algorithm needs")
+    return out
 
 
 def _caches(
@@ -180,7 +212,9 @@ def _check_alike(out: torch.Tensor, expected: torch.Tensor) -> None:
     """Quick and wrong must not be chosen: what a copy engine fetches is compared with what threads do. Raises ValueError."""
     off = float((out.float() - expected.float()).norm() / expected.float().norm())
     if not off <= _ALIKE:
-        raise ValueError(f"attends otherwise than the kernel by pointers, by {off:.2g} of it")
+        raise ValueError(
+            f"its results are otherwise than those of the kernel that it is compared with, by {off:.2g} of them"
+        )
 
 
 def _prefill_library(case: Case, device: torch.device, cold: int) -> list[Call]:
@@ -286,6 +320,7 @@ def _zeros(device: torch.device, *size: int) -> torch.Tensor:
 _BUILDERS: dict[str, Callable[[Case, torch.device, int], list[Call]]] = {
     "gemm": _gemm,
     "gemm-fixed": _gemm,
+    "gemm-library": _gemm_library,
     "decode-attention": _decode,
     "decode-grouped": _decode,
     "prefill-attention": _prefill,

@@ -12,7 +12,7 @@ from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.kernel_calls import Config, KernelCall, KernelKind, predicted_seconds
 from dragoman_agent.pal.kernel_times import KernelTimes
-from dragoman_agent.pal.plan import DecodeAttention, Plan, PrefillAttention, seen_tokens
+from dragoman_agent.pal.plan import MAX_LIBRARY_ALGORITHMS, DecodeAttention, Plan, PrefillAttention, seen_tokens
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
 from dragoman_kernels.triton.launches import (
@@ -33,6 +33,9 @@ PROMPT_TOKENS = 1024  # of a usual prompt
 MANY_PROMPTS = 16  # of a step that fills the device with prompts
 GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short side of a tensor core product
 FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
+LIBRARY_GEMM_ROWS = 8192  # at which the library's algorithms are compared: products so long run into a power limit
+LIBRARY_GEMM_MIN_ROWS = LIBRARY_GEMM_ROWS // 2  # of a step that is taken to be like what was timed
+LIBRARY_GEMM_RANKS = range(MAX_LIBRARY_ALGORITHMS)  # of its answer, all of which are tried
 FIXED_GEMM_ROWS = (1, 32, 256, 2048)  # that tiles of a deterministic plan are judged by
 _MAX_SHORTLIST = 8
 _NUM_BEHIND = 2  # launches by pointers that are tried at every point where there are others
@@ -61,7 +64,7 @@ class TuningCase:
 
     `shape` by kind: decode-attention batch, context, num_heads, num_kv_heads, head_dim, page_size; prefill-attention
     the same with `tokens` for batch (one sequence whose last `tokens` are computed); gemm m, n, k (with a `config` by the
-    kernel of few rows, without by the library); rms-norm,
+    kernel of few rows, without by the library); gemm-library the same, by one of the library's algorithms or its own choice; rms-norm,
     add-rms-norm and silu-mul tokens, width; rope-cache tokens, num_heads, num_kv_heads, head_dim; sample rows,
     vocab_size.
     """
@@ -206,7 +209,7 @@ def tuning_cases(profile: Profile, model: ModelConfig, plan: Plan) -> list[Tunin
         _attention_calls(times, model, plan),
         _page_calls(times, model, plan),
         _other_calls(model, plan),
-        _fixed_calls(times, model) if plan.deterministic else (),
+        _fixed_calls(times, model) if plan.deterministic else _library_gemm_calls(model, plan),
     )
     unique = {call.key: call for call in calls}
     return [
@@ -314,6 +317,23 @@ def _fixed_calls(times: KernelTimes, model: ModelConfig) -> Iterator[KernelCall]
     sizes = dict.fromkeys((*step_cost.matrices(model), (model.vocab_size, model.hidden_size)))
     for rows, (n, k) in itertools.product(FIXED_GEMM_ROWS, sizes):
         yield from fixed_gemm_calls(rows, n, k, times.rates.shared_per_block)
+
+
+def library_gemm_matrices(model: ModelConfig) -> list[tuple[int, int]]:
+    """(outputs, inputs) of the layers' matrices without a bias, each once."""
+    qkv, out, *others = step_cost.matrices(model)
+    with_bias = {qkv} if model.attention_bias else set()
+    with_bias |= {out} if model.attention_output_bias else set()
+    return list(dict.fromkeys(one for one in (qkv, out, *others) if one not in with_bias))
+
+
+def _library_gemm_calls(model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:
+    """Each of these products as the library would and by each of its algorithms, one after another: the load stays the same.
+    None where no step is so long.
+    """
+    for n, k in library_gemm_matrices(model) if plan.max_batch_tokens >= LIBRARY_GEMM_MIN_ROWS else ():
+        for rank in (None, *LIBRARY_GEMM_RANKS):
+            yield step_cost.library_gemm_call(LIBRARY_GEMM_ROWS, n, k, rank)
 
 
 def _other_calls(model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:

@@ -22,13 +22,23 @@ KernelKind = Literal[
     "prefill-library",
     "gemm",
     "gemm-fixed",
+    "gemm-library",
     "rms-norm",
     "add-rms-norm",
     "silu-mul",
     "rope-cache",
     "sample",
 ]
-Config = DecodeAttention | PrefillAttention | GemmLaunch | FixedGemmLaunch | None
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryAlgorithm:
+    """One of the algorithms that the library names for a product's sizes."""
+
+    rank: int  # in its answer, from 0
+
+
+Config = DecodeAttention | PrefillAttention | GemmLaunch | FixedGemmLaunch | LibraryAlgorithm | None
 
 _LIBRARY_ATTENTION_SHARE = 0.7  # of the matrix rate: cuDNN at 8,192 tokens on an H200; what is timed corrects it
 # What varies within a family of calls; the rest of a shape names the family.
@@ -39,6 +49,7 @@ _VARYING = {
     "prefill-library": ("tokens", "context"),
     "gemm": ("m", ""),
     "gemm-fixed": ("m", ""),
+    "gemm-library": ("m", ""),
     "sample": ("rows", ""),
 }
 _ROWS_OF = ("tokens", "")
@@ -47,6 +58,7 @@ _SHORT = {
     "prompts": "q",
     "m": "m", "n": "n", "k": "k", "width": "w", "rows": "r", "vocab_size": "v", "num_splits": "s", "block_m": "m",
     "block_n": "n", "block_k": "k", "num_warps": "w", "num_stages": "g",
+    "rank": "a",
 }  # fmt: skip
 _TMA = "-tma"  # ends the configuration of prefill attention that loads by tensor descriptors
 _ATTENTION = ("num_heads", "num_kv_heads", "head_dim", "page_size")
@@ -58,6 +70,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "prefill-library": (_ATTENTION, ("tokens",), ("context",)),
     "gemm": (("m",), ("n",), ("k",)),
     "gemm-fixed": (("m",), ("n",), ("k",)),
+    "gemm-library": (("m",), ("n",), ("k",)),
     "rms-norm": (("tokens",), ("width",)),
     "add-rms-norm": (("tokens",), ("width",)),
     "silu-mul": (("tokens",), ("width",)),
@@ -70,6 +83,7 @@ _CONFIGS: dict[str, tuple[str, ...]] = {
     "prefill-batch": ("block_m", "block_n", "num_warps", "num_stages"),
     "gemm": ("block_n", "block_k", "num_stages", "num_warps"),
     "gemm-fixed": ("block_m", "block_n", "block_k", "num_stages", "num_warps"),
+    "gemm-library": ("rank",),
 }
 
 
@@ -128,6 +142,8 @@ def parse_key(key: str) -> KernelCall | None:
         config = PrefillAttention("paged", **launch, tma=tma)
     elif kind == "gemm-fixed":
         config = FixedGemmLaunch(**launch)
+    elif kind == "gemm-library":
+        config = LibraryAlgorithm(**launch)
     else:
         config = GemmLaunch(**launch)
     return KernelCall(kind, shape, config)  # type: ignore[arg-type]  # a key of _PARTS
@@ -163,7 +179,7 @@ def predicted_seconds(rates: Rates, call: KernelCall) -> float:
         return _library_prefill_seconds(rates, shape)
     if isinstance(call.config, FixedGemmLaunch):
         return fixed_gemm_seconds(rates, call.config, shape["m"], shape["n"], shape["k"])
-    if call.kind == "gemm":
+    if call.kind in ("gemm", "gemm-library"):
         return gemm_seconds(rates, shape["m"], shape["n"], shape["k"])
     if call.kind == "sample":
         rows = {"num_rows": shape["rows"], "vocab_size": shape["vocab_size"]}

@@ -76,6 +76,20 @@ class GemmDecode:
     num_warps: int
 
 
+MAX_LIBRARY_ALGORITHMS = 8  # of a product that the library is asked for: their order may depend on how many
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryGemm:
+    """A matrix that steps of many rows multiply by another algorithm of the library than the one it would take itself."""
+
+    n: int  # outputs
+    k: int  # inputs
+    min_rows: int  # of a step, from which on
+    timed_rows: int  # at which the library was asked for its algorithms
+    rank: int  # of the algorithm in its answer, from 0
+
+
 @dataclass(frozen=True, slots=True)
 class GemmFixed:
     """How a matrix of the model is multiplied by tiles that sum each output in one order: those of one matrix give equal bits."""
@@ -195,6 +209,7 @@ class Plan:
     library_prefill: LibraryPrefill | None = None
     min_gemm_rows: int = 1  # rows that matrix products are padded to
     gemm_decode: tuple[GemmDecode, ...] = ()  # by matrix and ascending max_rows; the library where none holds the rows
+    library_gemm: tuple[LibraryGemm, ...] = ()  # by matrix; the library's own choice for all others
     dependent_max_batch: int = 0  # in decode of batches up to this, kernels may start before the one before has ended
     burst: bool = False  # decode attention of few long sequences as many small blocks in a row
     reduction: Reduction = "l2"  # where parts of a reduction meet

@@ -90,6 +90,13 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
                 for one in plan.gemm_decode
             ),
         ),
+        PlanField(
+            "library_gemm",
+            tuple(one.rank for one in plan.library_gemm),
+            "gemm-library",
+            "place in the library's list",
+            tuple(f"{one.n}x{one.k} from {one.min_rows} rows" for one in plan.library_gemm),
+        ),
         *_fixed_fields(plan),
         PlanField("dependent_max_batch", plan.dependent_max_batch, "dependent-launch"),
         PlanField("burst", plan.burst, "burst"),

@@ -18,12 +18,14 @@ from dragoman_agent.pal.plan import (
     MIXED_TIMED_TOKENS,
     GemmDecode,
     GemmFixed,
+    LibraryGemm,
     LibraryPrefill,
     Plan,
     PrefillForms,
     Reduction,
     ShortGroups,
 )
+from dragoman_agent.pal.planner_algorithms import choose_library_gemm
 from dragoman_agent.pal.planner_attention import (
     DecodeChoice,
     Maker,
@@ -96,6 +98,7 @@ class _Chosen:
     graphs: tuple[int, ...]
     mixed_graphs: MixedGraphs
     question: LayerQuestion
+    gemm_library: tuple[LibraryGemm, ...] = ()
     gemm_fixed: tuple[GemmFixed, ...] = ()  # of a deterministic plan
 
 
@@ -150,6 +153,7 @@ def plan_cuda(
         library_prefill=chosen.library,
         min_gemm_rows=chosen.gemm_rows,
         gemm_decode=chosen.gemm,
+        library_gemm=chosen.gemm_library,
         dependent_max_batch=chosen.dependent.max_batch,
         burst=chosen.decode.burst,
         reduction=chosen.reduction,
@@ -280,6 +284,7 @@ def _choose(
     library, library_decision = choose_library_prefill(
         maker, page_size, context, prefill, tuning_off or fixed or float8
     )
+    algorithms, algorithms_decision = choose_library_gemm(times, model, profile, tuning_off or fixed)
     chunk, chunk_decisions = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
@@ -296,7 +301,7 @@ def _choose(
     decisions = [
         Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights in bfloat16"),
         page_decision, context_decision, seqs_decision, *decode_decisions, groups_decision, *prefill_decisions, library_decision, rows_decision,
-        gemm_decision, dependent_decision, *chunk_decisions, graphs_decision, mixed_decision, reduction_decision,
+        gemm_decision, algorithms_decision, dependent_decision, *chunk_decisions, graphs_decision, mixed_decision, reduction_decision,
     ]  # fmt: skip
     return (
         _Chosen(
@@ -315,6 +320,7 @@ def _choose(
             graphs,
             mixed,
             question,
+            algorithms,
             gemm_fixed,
         ),
         shape,

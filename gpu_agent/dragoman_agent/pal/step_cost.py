@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.pal.kernel_calls import KernelCall
+from dragoman_agent.pal.kernel_calls import KernelCall, LibraryAlgorithm
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.plan import (
     DecodeAttention,
@@ -62,6 +62,11 @@ def gemm_call(rows: int, n: int, k: int, choices: Sequence[GemmChoice] = ()) -> 
 def fixed_gemm_call(rows: int, n: int, k: int, tile: FixedGemmLaunch) -> KernelCall:
     """The product in one order by one tile."""
     return KernelCall("gemm-fixed", {"m": rows, "n": n, "k": k}, tile)
+
+
+def library_gemm_call(rows: int, n: int, k: int, rank: int | None) -> KernelCall:
+    """The product by one of the library's algorithms, or as it chooses itself (None), under the load of others like it."""
+    return KernelCall("gemm-library", {"m": rows, "n": n, "k": k}, None if rank is None else LibraryAlgorithm(rank))
 
 
 def gemm_calls(model: ModelConfig, rows: int, choices: Sequence[GemmChoice] = ()) -> Iterator[tuple[KernelCall, int]]:

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 600.0
 _MAX_COMPILERS = 12
 _CASES_A_COMPILER = 4  # fewer are not worth a process, which takes seconds to start
+_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12")  # whose products are timed: of CUDA 13, and of 12
 # Errors that say what a device can never do. Others may pass: no memory beside a neighbour, a device that has failed.
 _LASTING_ERRORS = (
     "OutOfResources",
@@ -54,7 +55,7 @@ def kernel_hash() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(spec.submodule_search_locations[0], "triton").glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    for package in ("torch", "triton"):
+    for package in ("torch", "triton", *_LIBRARIES):
         try:
             digest.update(f"{package}=={importlib.metadata.version(package)}".encode())
         except importlib.metadata.PackageNotFoundError:

@@ -30,6 +30,7 @@ RATES = {
     cuda_blas.CUDA_R_8I: 1400e12,
 }
 CONSTANTS = [name for name in vars(cuda_blas) if name.startswith(("CUDA_R_", "CUBLAS"))]
+CUBLASLT_MATRIX_LAYOUT_ROWS = 2
 MakeBench = Callable[..., tuple[Bench, SimulatedBlas]]
 
 
@@ -93,7 +94,7 @@ def test_structures_have_the_headers_fields() -> None:
     assert body is not None
     fields = re.findall(r"^\s*(\w+) (\w+)(?:\[(\d)\])?;", re.sub(r"/\*[\s\S]*?\*/", "", body[1]), re.MULTILINE)
     assert [field[0] for field in fields] == ["cublasLtMatmulAlgo_t", "size_t", "cublasStatus_t", "float", "int"]
-    assert ctypes.sizeof(cuda_blas._Heuristic) == 64 + 8 + 4 + 4 + 16
+    assert ctypes.sizeof(cuda_blas.Heuristic) == 64 + 8 + 4 + 4 + 16
 
 
 def test_the_real_library_takes_our_descriptions() -> None:
@@ -110,7 +111,17 @@ def test_the_real_library_takes_our_descriptions() -> None:
         arguments = (description, cuda_blas.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.byref(first), ctypes.c_size_t(4))
         assert library.cublasLtMatmulDescGetAttribute(*arguments, ctypes.byref(written)) == 0
         assert first.value == cuda_blas.CUBLAS_OP_T
-        assert blas._layout(kind.operand, 64).value
+        assert blas._layout(kind.operand, 64, 32).value
+        product = blas.rows_by(kind, 24, 64)
+        blas.resize(product, 7)
+        for layout, size in ((product.w, (64, 24)), (product.x, (64, 7)), (product.result, (24, 7))):
+            found = []
+            for attribute in (CUBLASLT_MATRIX_LAYOUT_ROWS, cuda_blas.CUBLASLT_MATRIX_LAYOUT_COLS):
+                value = ctypes.c_uint64()
+                arguments = (layout, ctypes.c_int(attribute), ctypes.byref(value), ctypes.c_size_t(8))
+                assert library.cublasLtMatrixLayoutGetAttribute(*arguments, ctypes.byref(written)) == 0
+                found.append(value.value)
+            assert tuple(found) == size
     assert blas._status_name(1) == "CUBLAS_STATUS_NOT_INITIALIZED"
 
 
@@ -131,6 +142,7 @@ def test_each_type_is_multiplied_as_the_engine_does(make_bench: MakeBench) -> No
         (cuda_blas.CUBLAS_COMPUTE_32I, cuda_blas.CUDA_R_32I, 1)
     }
     assert {product["operand"]["size"] for product in library.products} == {(8192, 8192, 8192)}
+    assert set(library.asked) == {(1, cuda_blas.WORKSPACE_BYTES)} and {each["rank"] for each in library.products} == {0}
     assert library.num_open == 0
 
 

@@ -61,8 +61,8 @@ def test_what_attends_otherwise_than_the_kernel_it_would_replace_is_refused() ->
     assert done.returncode == 0, done.stderr
     timed, scaled, no_number, compiled, many, *grouping = done.stdout.splitlines()
     assert timed == "2 (70, 2, 64)" and compiled == "2", "compiling alone compares nothing"
-    assert scaled == "attends otherwise than the kernel by pointers, by 0.1 of it"
-    assert no_number == "attends otherwise than the kernel by pointers, by nan of it"
+    assert scaled == "its results are otherwise than those of the kernel that it is compared with, by 0.1 of them"
+    assert no_number == "its results are otherwise than those of the kernel that it is compared with, by nan of them"
     assert many == "(120, 2, 64) [0, 40, 80, 120] [40, 40, 40]", "whole prompts in one step"
     assert grouping[:3] == ["(3, 2, 16) None", "(3, 2, 16) [2]", "True"], "without groups, and with a word"
     assert grouping[3] == "a sequence has other bits where 2 share a program"

@@ -1,0 +1,62 @@
+"""Products of many rows by the algorithms of NVIDIA's library that a plan names, where torch would take the library's own choice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dragoman_agent.device.cuda_blas import PRODUCT_TYPES, Blas, Heuristic, Product, load_library
+from dragoman_agent.pal.plan import MAX_LIBRARY_ALGORITHMS, LibraryGemm
+
+logger = logging.getLogger(__name__)
+
+_ALIGNED = 256  # bytes that the library takes operands to be aligned to when it names algorithms
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    product: Product
+    algorithm: Heuristic
+    min_rows: int
+
+
+class LibraryProducts:
+    """Of bfloat16 matrices in the current context. Owns a handle of the library, without a workspace."""
+
+    def __init__(self, choices: Sequence[LibraryGemm]) -> None:
+        """A choice that the library does not name any more is left out, with a warning. Raises BlasError without the library."""
+        self._blas = Blas(load_library(), 0)
+        kind = PRODUCT_TYPES["bfloat16"]
+        self._chosen: dict[tuple[int, ...], _Chosen] = {}
+        for one in choices:
+            product = self._blas.rows_by(kind, one.n, one.k)
+            self._blas.resize(product, one.timed_rows)
+            algorithms = self._blas.algorithms(product, MAX_LIBRARY_ALGORITHMS, 0)
+            if one.rank < len(algorithms):
+                self._chosen[one.n, one.k] = _Chosen(product, algorithms[one.rank], one.min_rows)
+            else:
+                logger.warning(
+                    "cuBLASLt names %d algorithms for %d x %d at %d rows, number %d was planned: its own choice is taken; "
+                    "start once with --tune now to time them again", len(algorithms), one.n, one.k, one.timed_rows, one.rank + 1,
+                )  # fmt: skip
+
+    def has(self, n: int, k: int) -> bool:
+        """Whether a matrix [n, k] has an algorithm."""
+        return (n, k) in self._chosen
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        """x @ weight.T of x [num_rows, k] and weight [n, k] in the current stream; None where the plan names no algorithm for it."""
+        chosen = self._chosen.get(weight.shape)
+        if chosen is None or x.shape[0] < chosen.min_rows:
+            return None
+        out = x.new_empty((x.shape[0], weight.shape[0]))
+        addresses = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
+        if any(address % _ALIGNED for address in addresses) or not (x.is_contiguous() and weight.is_contiguous()):
+            return None
+        self._blas.resize(chosen.product, x.shape[0])
+        self._blas.queue(chosen.product, chosen.algorithm, addresses, torch.cuda.current_stream(x.device).cuda_stream)
+        return out

@@ -1,0 +1,106 @@
+"""Products of many rows by the library's algorithms that a plan names: which, of what sizes, and when torch's own call is left."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.fakes.simulated_blas import SimulatedBlas
+from tests.fakes.simulated_gpu import Card, SimulatedGpu
+
+from dragoman_agent.device import cuda_blas, cuda_products
+from dragoman_agent.device.cuda_make import make_ops
+from dragoman_agent.device.cuda_ops import CudaOps
+from dragoman_agent.device.cuda_products import LibraryProducts
+from dragoman_agent.pal.plan import MAX_LIBRARY_ALGORITHMS, LibraryGemm, PrefillAttention
+
+CHOICES = (LibraryGemm(96, 64, 8, 16, 2), LibraryGemm(64, 96, 8, 16, 0))
+
+
+def aligned(rows: int, columns: int, first: int = 0) -> torch.Tensor:
+    """Of bfloat16 zeros; `first` bytes behind an address that any algorithm takes."""
+    space = torch.zeros(rows * columns + 512, dtype=torch.bfloat16)
+    skipped = (-space.data_ptr() % 256 + first) // 2
+    return space[skipped : skipped + rows * columns].view(rows, columns)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> SimulatedBlas:
+    gpu = SimulatedGpu(Card())
+    gpu.streams[5] = SimpleNamespace(clock=0.0)
+    made = SimulatedBlas(gpu, {cuda_blas.CUDA_R_16BF: 777e12})
+    monkeypatch.setattr(cuda_products, "load_library", lambda: made)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=5))
+    # Results lie where the allocator of a card would put them.
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, size: aligned(*size))
+    return made
+
+
+def test_the_algorithm_of_the_plan_multiplies_with_the_steps_rows(library: SimulatedBlas) -> None:
+    products = LibraryProducts(CHOICES)
+    assert set(library.asked) == {(MAX_LIBRARY_ALGORITHMS, 0)}, (
+        "ranks are those of the same question, without a workspace"
+    )
+    for rows in (8, 11, 5000):
+        x, weight = aligned(rows, 64), aligned(96, 64)
+        out = products.product(x, weight)
+        assert out is not None and out.shape == (rows, 96)
+        done = library.products[-1]
+        assert (done["rank"], done["sizes"]) == (2, [(64, 96, 64), (64, rows, 64), (96, rows, 96)])
+        assert done["addresses"] == (weight.data_ptr(), x.data_ptr(), out.data_ptr())
+        assert (done["alpha"], done["beta"]) == (1, 0)
+        assert done["attributes"][cuda_blas.CUBLASLT_MATMUL_DESC_TRANSA] == cuda_blas.CUBLAS_OP_T
+    products.product(aligned(9, 96), aligned(64, 96))
+    assert library.products[-1]["rank"] == 0
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        (aligned(7, 64), aligned(96, 64)),
+        (aligned(8, 64), aligned(95, 64)),
+        (aligned(8, 64, 32), aligned(96, 64)),
+        (aligned(8, 64), aligned(96, 64, 32)),
+        (aligned(16, 64)[::2], aligned(96, 64)),
+        (aligned(64, 8).t(), aligned(96, 64)),
+    ],
+    ids=["few rows", "another matrix", "x elsewhere", "weight elsewhere", "rows apart", "columns first"],
+)
+def test_what_it_was_not_chosen_for_is_left(library: SimulatedBlas, x: torch.Tensor, weight: torch.Tensor) -> None:
+    assert LibraryProducts(CHOICES).product(x, weight) is None
+    assert not library.products
+
+
+def test_an_algorithm_that_is_gone_is_left_out_and_said(
+    library: SimulatedBlas, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.num_algorithms = 2
+    with caplog.at_level(logging.WARNING):
+        products = LibraryProducts(CHOICES)
+    assert [products.has(one.n, one.k) for one in CHOICES] == [False, True]
+    assert "names 2 algorithms for 96 x 64" in caplog.text and "--tune now" in caplog.text
+
+
+def test_the_models_products_take_it_but_those_with_a_bias(library: SimulatedBlas) -> None:
+    angles = torch.zeros(4, 4)
+    ops = CudaOps(angles, angles, PrefillAttention("paged", 64, 64, 4, 3), (), None, products=LibraryProducts(CHOICES))
+    ops.linear(aligned(8, 64), aligned(96, 64), None)
+    assert len(library.products) == 1
+    for rows, bias in ((7, None), (8, torch.zeros(96, dtype=torch.bfloat16))):
+        assert ops.linear(aligned(rows, 64), aligned(96, 64), bias).shape == (rows, 96)
+    assert len(library.products) == 1
+
+
+def test_a_plan_without_them_asks_for_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library() -> Any:
+        raise AssertionError("asked for")
+
+    monkeypatch.setattr(cuda_products, "load_library", no_library)
+    from tests.agent.device.conformance.subjects import gpu_plan
+    from tests.agent.device.conformance.tiny_model import CONFIG
+
+    angles = torch.zeros(4, CONFIG.head_dim // 2)
+    assert isinstance(make_ops(CONFIG, gpu_plan("cuda"), angles, angles, 8, SimpleNamespace()), CudaOps)  # type: ignore[arg-type]
