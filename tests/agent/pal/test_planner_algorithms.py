@@ -50,21 +50,21 @@ def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) 
 
 
 def test_the_quickest_of_each_matrix_where_it_is_worth_it(planned: Planner) -> None:
-    plan, decision = planned({GATE_UP: {5: 0.95, 6: 0.97}, QKV: {3: 0.984}, DOWN: {1: 0.99}})
+    plan, decision = planned({GATE_UP: {5: 0.95, 6: 0.97}, QKV: {3: 0.969}, DOWN: {1: 0.98}})
     half = LIBRARY_GEMM_ROWS // 2
     assert set(plan.library_gemm) == {
         LibraryGemm(*QKV, half, LIBRARY_GEMM_ROWS, 3), LibraryGemm(*GATE_UP, half, LIBRARY_GEMM_ROWS, 5),
     }  # fmt: skip
     assert decision.chosen == "6144x4096 by number 4, 24576x4096 by number 6"
-    assert "-1.6%, -5.0%" in decision.reason
+    assert "-3.1%, -5.0%" in decision.reason
     names = {candidate.name: candidate.rejected_because for candidate in decision.candidates}
     assert names["24576x4096 by number 6"] == "" and names["24576x4096 by its own choice"] == "+5.3%"
-    assert names["4096x12288 by its own choice"] == "" and names["4096x12288 by number 2"] == "-1.0%"
+    assert names["4096x12288 by its own choice"] == "" and names["4096x12288 by number 2"] == "-2.0%"
     assert len(names) == 4 * (MAX_LIBRARY_ALGORITHMS + 1)
 
 
 def test_what_scatters_as_much_is_no_reason(planned: Planner) -> None:
-    plan, decision = planned({GATE_UP: {5: 0.99}})
+    plan, decision = planned({GATE_UP: {5: 0.975}})
     assert plan.library_gemm == () and decision.chosen == "none"
     assert "own choice is the quickest" in decision.reason
 
