@@ -15,37 +15,43 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-_MAX_STEPS_AHEAD = 16
+_NONE = np.zeros(1, np.uint64)
+_MAX_STEPS_AHEAD = 128
+_MAX_DRAWN_AHEAD = 8192  # more at once leave the caches of a core
 _GROWTH = 4  # of the steps drawn at once: a batch whose rows change each step must not pay for steps that never come
 
 
 def philox4x32(counter: UInt32Array, key: UInt32Array) -> UInt32Array:
     """Ten rounds. `counter` [n, 4], `key` [n, 2]; returns [n, 4]."""
-    c0, c1, c2, c3 = (counter[:, i].astype(np.uint64) for i in range(4))
-    k0, k1 = (key[:, i].astype(np.uint64) for i in range(2))
+    words, keys = ([array[:, i].astype(np.uint64) for i in range(array.shape[1])] for array in (counter, key))
+    return np.stack(_rounds(*words, *keys), axis=1).astype(np.uint32)
+
+
+def _rounds(
+    c0: UInt64Array, c1: UInt64Array, c2: UInt64Array, c3: UInt64Array, k0: UInt64Array, k1: UInt64Array
+) -> tuple[UInt64Array, UInt64Array, UInt64Array, UInt64Array]:
+    """Words of 32 bits each, of shapes that broadcast: what is the same for many counters is computed once."""
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
-            (product1 >> _SHIFT) ^ c1 ^ k0,
+            (product1 >> _SHIFT) ^ (c1 ^ k0),
             product1 & _LOW,
-            (product0 >> _SHIFT) ^ c3 ^ k1,
+            (product0 >> _SHIFT) ^ (c3 ^ k1),
             product0 & _LOW,
         )
         k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
-    return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
+    return c0, c1, c2, c3
 
 
 def uniforms(seeds: UInt64Array, choices: Int32Array, cursors: Int32Array) -> npt.NDArray[np.float64]:
-    """One uniform of 53 bits in [0, 1) for each row, [n].
+    """One uniform of 53 bits in [0, 1) for each row, [n]; of several steps' `cursors` [steps, n] as many of each, [steps, n].
 
     Key = the seed's low and high words, counter = (cursor, choice, 0, 0); the uniform is
     ((word 0 << 32 | word 1) >> 11) / 2**53, so it depends on nothing but its own request.
     """
-    counter = np.zeros((len(seeds), 4), np.uint32)
-    counter[:, 0], counter[:, 1] = cursors, choices
-    key = np.stack((seeds & _LOW, seeds >> _SHIFT), axis=1).astype(np.uint32)
-    words = philox4x32(counter, key).astype(np.uint64)
-    bits: UInt64Array = ((words[:, 0] << _SHIFT) | words[:, 1]) >> np.uint64(11)
+    cursor, choice = (array.astype(np.uint32).astype(np.uint64) for array in (cursors, choices))
+    high, low, _, _ = _rounds(cursor, choice, _NONE, _NONE, seeds & _LOW, seeds >> _SHIFT)
+    bits: UInt64Array = ((high << _SHIFT) | low) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
 
@@ -69,7 +75,8 @@ class UniformsAhead:
             self._rows, self._cursors = rows, cursors.copy()
             self._draw(seeds, choices, 1)
         elif self._taken == num_steps:
-            self._draw(seeds, choices, min(num_steps * _GROWTH, _MAX_STEPS_AHEAD))
+            most = min(_MAX_DRAWN_AHEAD // max(len(seeds), 1), _MAX_STEPS_AHEAD)
+            self._draw(seeds, choices, max(min(num_steps * _GROWTH, most), 1))
         drawn: npt.NDArray[np.float64] = self._drawn[self._taken]
         self._taken += 1
         self._cursors += 1
@@ -77,5 +84,4 @@ class UniformsAhead:
 
     def _draw(self, seeds: UInt64Array, choices: Int32Array, num_steps: int) -> None:
         cursors = self._cursors + np.arange(num_steps, dtype=np.int32)[:, None]
-        drawn = uniforms(np.tile(seeds, num_steps), np.tile(choices, num_steps), cursors.ravel())
-        self._drawn, self._taken = drawn.reshape(num_steps, len(seeds)), 0
+        self._drawn, self._taken = uniforms(seeds, choices, cursors), 0

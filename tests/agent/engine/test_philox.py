@@ -62,11 +62,11 @@ def test_uniforms_drawn_ahead_are_those_drawn_alone(num: int) -> None:
     rng = np.random.default_rng(num)
     ahead = UniformsAhead()
     rows = rows_of(num)
-    for step in range(300):
+    for step in range(700):
         assert np.array_equal(ahead.draw(*rows), uniforms(*rows)), step
         seeds, choices, cursors = (part.copy() for part in rows)
         cursors += 1
-        change = int(rng.integers(0, 60)) if step % 100 > 40 else -1  # long stretches without one too
+        change = int(rng.integers(0, 60)) if step % 300 > 240 else -1  # long stretches without one too
         if num and change < 6:
             at = int(rng.integers(num))
             if change == 0:
@@ -88,19 +88,31 @@ def test_uniforms_are_drawn_ahead_only_while_the_rows_stay(monkeypatch: pytest.M
     drawn: list[int] = []
 
     def counted(*rows: np.ndarray) -> np.ndarray:
-        drawn.append(len(rows[0]))
+        drawn.append(rows[2].size)
         return uniforms(*rows)
 
     monkeypatch.setattr(philox, "uniforms", counted)
     ahead = UniformsAhead()
     seeds, choices, cursors = rows_of(3)
-    for step in range(1 + 4 + 16 + 16):
+    for step in range(1 + 4 + 16 + 64 + 128 + 128):
         ahead.draw(seeds, choices, cursors + np.int32(step))
-    assert drawn == [3, 12, 48, 48]
+    assert drawn == [3, 12, 48, 192, 384, 384]
     drawn.clear()
     for step in range(5):
         ahead.draw(seeds + np.uint64(step + 1), choices, cursors)
     assert drawn == [3] * 5
+    drawn.clear()
+    seeds, choices, cursors = rows_of(1000)
+    for step in range(1 + 4 + 8 + 8):
+        ahead.draw(seeds, choices, cursors + np.int32(step))
+    assert drawn == [1000, 4000, 8000, 8000], "no more than the caches hold"
+
+
+def test_uniforms_of_several_steps_are_those_of_each() -> None:
+    seeds, choices, cursors = rows_of(5)
+    steps = np.array([cursors, cursors + np.int32(1), cursors[::-1]])
+    expected = [uniforms(seeds, choices, step) for step in steps]
+    assert np.array_equal(uniforms(seeds, choices, steps), expected)
 
 
 def test_what_the_caller_does_to_its_arrays_changes_no_draw() -> None:
