@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dragoman_agent.device.base import DeviceError, Int32Array, StepBatch
@@ -10,6 +12,21 @@ from dragoman_agent.pal.plan import Plan
 
 _INT32 = np.dtype(np.int32)
 _ONE = np.int32(1)
+
+
+class SoundDecode(NamedTuple):
+    """A decode step in which no fault was found, for the check of one that goes on from it. Nobody writes to its arrays."""
+
+    token_ids: Int32Array
+    slot_mapping: Int32Array
+    query_starts: Int32Array
+    context_lens: Int32Array
+    block_tables: Int32Array
+    sample_seqs: Int32Array
+    pages: Int32Array  # [num_seqs] that the step writes to, in each sequence's table
+    blocks: Int32Array  # [num_seqs] there
+    longest: int  # of `context_lens`
+    num_previous: int
 
 
 def check_loadable(kind: str, plan: Plan, *, loaded: bool, closed: bool) -> None:
@@ -24,13 +41,23 @@ def check_loadable(kind: str, plan: Plan, *, loaded: bool, closed: bool) -> None
         )
 
 
-def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int = 0) -> None:
+def check_batch(
+    batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int = 0, last: SoundDecode | None = None
+) -> SoundDecode | None:
     """Raises ValueError naming the array and index when the batch does not fit the model, the plan or itself.
 
-    `num_previous` rows of the step before can be referred to.
+    `num_previous` rows of the step before can be referred to. `last` is what an earlier call for the same model and plan returned:
+    arrays that it has are not looked at again. Returns what the next call may have.
     """
-    if _is_sound_decode(batch, config, plan, num_previous):
-        return
+    sound = _go_on(batch, config, plan, num_previous, last) if last is not None else None
+    sound = sound or _sound_decode(batch, config, plan, num_previous)
+    if sound is None:
+        _check_any(batch, config, plan, num_previous)
+    return sound
+
+
+def _check_any(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int) -> None:
+    """As `check_batch`, of any step."""
     num_tokens, num_seqs = len(batch.token_ids), len(batch.context_lens)
     if not 1 <= num_tokens <= plan.max_batch_tokens:
         raise ValueError(f"a step takes 1 to {plan.max_batch_tokens} tokens, token_ids has {num_tokens}")
@@ -70,44 +97,109 @@ def check_batch(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous:
     _check_places(batch, plan.page_size, num_queries)
 
 
-def _is_sound_decode(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int) -> bool:
-    """Whether a step is one of decode alone, a token a sequence, in which `check_batch` would find no fault.
-
-    The road of nearly every step, so it may not cost what naming a fault does: bytes are compared, and what is negative is
-    seen as too large. It may say no to a sound step.
+def _go_on(
+    batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int, last: SoundDecode
+) -> SoundDecode | None:
+    """A decode step of the sequences of `last`, a token further each, in which `check_batch` would find no fault; None where it
+    is another step or has one. Only what changed is looked at: of tables that got blocks, that nothing else did.
     """
-    token_ids, positions, tables = batch.token_ids, batch.positions, batch.block_tables
+    positions, context_lens, tables = last.context_lens, batch.context_lens, batch.block_tables
+    page_size, longest = plan.page_size, last.longest + 1
+    if (
+        batch.positions is not positions
+        or batch.query_starts is not last.query_starts
+        or batch.sample_seqs is not last.sample_seqs
+        or not batch.slot_mapping.dtype == context_lens.dtype == tables.dtype == _INT32
+        or not batch.slot_mapping.shape == context_lens.shape == positions.shape
+        or tables.shape != last.block_tables.shape
+        or longest > min(plan.max_context_tokens, tables.shape[1] * page_size)
+        or len(batch.pool_seqs) + len(batch.score_rows) + len(batch.score_targets)
+        or (positions + _ONE).tobytes() != context_lens.tobytes()
+    ):
+        return None
+    is_known = batch.token_ids is last.token_ids and num_previous >= last.num_previous
+    if not is_known and not _are_tokens(batch.token_ids, len(positions), config, num_previous):
+        return None
+    pages, blocks = positions // np.int32(page_size), last.blocks
+    slots = last.slot_mapping + _ONE
+    (new,) = (pages != last.pages).nonzero()
+    at = new * tables.shape[1] + pages[new]  # where the tables have the blocks of pages that the step begins
+    if len(new):
+        begun = tables.reshape(-1).take(at)
+        blocks = blocks.copy()
+        blocks[new] = begun
+        if not _are_apart(blocks, plan):
+            return None
+        slots[new] = begun * np.int32(page_size)
+    if slots.tobytes() != batch.slot_mapping.tobytes():
+        return None
+    if tables is not last.block_tables:
+        changed = tables != last.block_tables
+        if np.count_nonzero(changed) != np.count_nonzero(changed.reshape(-1).take(at)):
+            return None
+    return SoundDecode(
+        batch.token_ids, batch.slot_mapping, last.query_starts, context_lens, tables, last.sample_seqs, pages, blocks, longest,
+        num_previous,
+    )  # fmt: skip
+
+
+def _sound_decode(batch: StepBatch, config: ModelConfig, plan: Plan, num_previous: int) -> SoundDecode | None:
+    """A step of decode alone, a token a sequence, in which `check_batch` would find no fault; None may be a sound step too.
+
+    The road of nearly every step that does not go on from another, so it may not cost what naming a fault does: bytes are
+    compared, and what is negative is seen as too large.
+    """
+    positions, context_lens, tables = batch.positions, batch.context_lens, batch.block_tables
     page_size, num_seqs = plan.page_size, len(positions)
     if not 1 <= num_seqs <= min(plan.max_batch_tokens, plan.max_num_seqs) or plan.num_blocks * page_size > 1 << 31:
-        return False
+        return None
     if (
-        not len(token_ids) == len(tables) == num_seqs
-        or not token_ids.dtype == positions.dtype == tables.dtype == _INT32
+        not batch.slot_mapping.dtype == positions.dtype == context_lens.dtype == tables.dtype == _INT32
+        or not batch.slot_mapping.shape == positions.shape == context_lens.shape == (num_seqs,)
+        or len(tables) != num_seqs
+        or not batch.query_starts.dtype == batch.sample_seqs.dtype == _INT32
     ):
-        return False
+        return None
     if len(batch.pool_seqs) + len(batch.score_rows) + len(batch.score_targets):
-        return False
+        return None
     rows = np.arange(num_seqs + 1, dtype=_INT32)
     rising = rows.tobytes()
     if batch.query_starts.tobytes() != rising or not rising.startswith(batch.sample_seqs.tobytes()):
-        return False
-    if (positions + _ONE).tobytes() != batch.context_lens.tobytes():
-        return False
-    if _greatest(positions) >= min(plan.max_context_tokens, tables.shape[1] * page_size):
-        return False
-    if _greatest(token_ids + np.int32(num_previous)) >= config.vocab_size + num_previous:
-        return False
+        return None
+    if (positions + _ONE).tobytes() != context_lens.tobytes():
+        return None
+    longest = _greatest(positions) + 1
+    if longest > min(plan.max_context_tokens, tables.shape[1] * page_size):
+        return None
+    if not _are_tokens(batch.token_ids, num_seqs, config, num_previous):
+        return None
     pages = positions // np.int32(page_size)
     width = tables.shape[1]
     blocks = tables.reshape(-1).take(pages + np.arange(0, num_seqs * width, width, dtype=_INT32))
     if ((blocks - pages) * np.int32(page_size) + positions).tobytes() != batch.slot_mapping.tobytes():
-        return False
+        return None
     # Where the block of the last page is one, and no block comes behind a place without one, those before it are blocks too.
     is_block = (tables - _ONE).view(np.uint32) < np.uint32(plan.num_blocks - 1)
-    if np.count_nonzero(is_block[:, :-1] < is_block[:, 1:]):
+    if np.count_nonzero(is_block[:, :-1] < is_block[:, 1:]) or not _are_apart(blocks, plan):
+        return None
+    return SoundDecode(
+        batch.token_ids, batch.slot_mapping, batch.query_starts, context_lens, tables, batch.sample_seqs, pages, blocks, longest,
+        num_previous,
+    )  # fmt: skip
+
+
+def _are_tokens(token_ids: Int32Array, num_seqs: int, config: ModelConfig, num_previous: int) -> bool:
+    """Whether they are one of the vocabulary, or of `num_previous` rows, for each sequence."""
+    if token_ids.dtype != _INT32 or token_ids.shape != (num_seqs,):
         return False
-    blocks.sort()
-    return bool(blocks[0] > 0 and blocks[-1] < plan.num_blocks) and not np.count_nonzero(blocks[1:] == blocks[:-1])
+    return _greatest(token_ids + np.int32(num_previous)) < config.vocab_size + num_previous
+
+
+def _are_apart(blocks: Int32Array, plan: Plan) -> bool:
+    """Whether they are blocks that sequences may have, none of them twice."""
+    rising = blocks.copy()
+    rising.sort()
+    return bool(rising[0] > 0 and rising[-1] < plan.num_blocks) and not np.count_nonzero(rising[1:] == rising[:-1])
 
 
 def _greatest(values: Int32Array) -> int:

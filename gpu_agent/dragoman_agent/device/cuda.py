@@ -10,6 +10,7 @@ import time
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from dragoman_agent.device.base import (
     SamplingBatch,
     StepBatch,
 )
-from dragoman_agent.device.checks import check_batch, check_loadable
+from dragoman_agent.device.checks import SoundDecode, check_batch, check_loadable
 from dragoman_agent.device.cuda_float8 import find_scales
 from dragoman_agent.device.cuda_graphs import StepGraphs
 from dragoman_agent.device.cuda_groups import GroupWords
@@ -37,6 +38,7 @@ from dragoman_agent.device.torch_runtime import Runtime, Stream, open_runtime
 from dragoman_agent.device.torch_steps import Heads, Scores, StepSlot, TorchStepHandle, score_hidden
 from dragoman_agent.engine.philox import UniformsAhead
 from dragoman_agent.engine.sampler import Sampled, logprobs_of
+from dragoman_agent.engine.sampling_terms import is_edited
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, forward
 from dragoman_agent.model.rope import rope_frequencies
@@ -48,6 +50,7 @@ from dragoman_kernels.triton.step_inputs import HEAD_WORDS, StepInputs, resolve_
 
 log = logging.getLogger(__name__)
 
+_NEVER: tuple[Any, ...] = (None,) * 5  # no step is known by it
 _RING = 3  # steps whose host buffers may be under way at once
 _HELD = ("_left", "_copier", "_graphs", "_mixed_graphs", "_mixed_logits", "_cache", "_weights", "_logits", "_ops", "_inputs", "_group_words", "_sampling", "_redraw", "_drawn", "_decode_drawn", "_results", "_sampled_ids", "_finite", "_packed", "_packed_heads", "_slots")  # fmt: skip
 
@@ -146,6 +149,8 @@ class CudaDevice(CudaPrepare):
         self._serial = 0
         self._awaits_sampling = False
         self._uniforms = UniformsAhead()
+        self._plain = _NEVER  # what the newest step that had nothing to ask for is known by
+        self._sound: SoundDecode | None = None  # see check_batch
         self._num_sampled = 0  # rows of the newest step's result, which the next may refer to
         self._graphs: StepGraphs[int] = StepGraphs(self._runtime, self._stream)  # of decode, by sequences
         # Of steps with prompts, beside which sequences may decode.
@@ -175,7 +180,7 @@ class CudaDevice(CudaPrepare):
         """See Device."""
         self._check_loaded()
         try:
-            check_batch(batch, self._config, self._plan, self._num_sampled)
+            self._sound = check_batch(batch, self._config, self._plan, self._num_sampled, self._sound)
         except ValueError as error:
             raise DeviceError(f"Step {batch.step} is malformed: {error}") from error
         if self._awaits_sampling:
@@ -249,13 +254,20 @@ class CudaDevice(CudaPrepare):
             return self._finish(slot, logits, sampling)
 
     def _finish(self, slot: StepSlot, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled | None:
-        """Draw again what temperature alone does not draw, and send the results to the host; on the stream of the steps."""
-        # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
-        if len(sampling.temperatures):
-            self._redraw.draw(logits, sampling, self._sampling, self._drawn)
-        sampled = logprobs_of(logits, self._sampled_ids, self._finite, sampling)
+        """Draw what is left to draw and send the results to the host; on the stream of the steps."""
+        # Nobody writes to the arrays of a batch: rows that had nothing to ask for have nothing while these are the same.
+        is_plain = all(map(is_, _asked(sampling), self._plain)) and not is_edited(sampling)
+        sampled = None if is_plain else self._draw_others(logits, sampling)
         slot.results.copy_(self._results, non_blocking=True)
         slot.end.record(self._stream)
+        return sampled
+
+    def _draw_others(self, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled | None:
+        """Draw again what temperature alone does not draw; the logprobs that rows ask for."""
+        # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
+        is_drawn = bool(len(sampling.temperatures)) and self._redraw.draw(logits, sampling, self._sampling, self._drawn)
+        sampled = logprobs_of(logits, self._sampled_ids, self._finite, sampling)
+        self._plain = _NEVER if is_drawn or sampled is not None else _asked(sampling)
         return sampled
 
     def _fill_decode(self, batch: StepBatch, slot: StepSlot) -> None:
@@ -365,3 +377,8 @@ class CudaDevice(CudaPrepare):
             logits.copy_(self._head(hidden[views["sampled"]]))
             self._draw(logits, views)
         return hidden
+
+
+def _asked(sampling: SamplingBatch) -> tuple[Any, ...]:
+    """The arrays that say whether a row asks for more than a draw by temperature, where nothing edits its logits."""
+    return sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, sampling.num_logprobs

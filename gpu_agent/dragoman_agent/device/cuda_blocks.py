@@ -86,9 +86,12 @@ class CudaBlocks:
 
     @contextmanager
     def _on_stream(self, failed: str, no_room: str) -> Iterator[None]:
-        """On the stream of the steps; what goes wrong inside is a DeviceError that begins with one of these words."""
+        """On the stream of the steps, where the thread stays; what goes wrong inside is a DeviceError that begins with one of these
+        words.
+        """
         try:
-            with torch.inference_mode(), self._runtime.on(self._stream):
+            self._runtime.stay_on(self._stream)
+            with torch.inference_mode():
                 yield
         except self._wrong as error:
             what = first_line(error)

@@ -24,17 +24,19 @@ class Redraw:
         self._columns: tuple[bytes, ...] = ()
         self._known: list[tuple[Words, Tensor]] = []
 
-    def draw(self, logits: Tensor, sampling: SamplingBatch, workspace: SamplingWorkspace, drawn: Drawn) -> None:
+    def draw(self, logits: Tensor, sampling: SamplingBatch, workspace: SamplingWorkspace, drawn: Drawn) -> bool:
         """Of `logits` [num_rows, vocab_size], which `sample_rows` has just drawn from with the same `workspace` and into the same
-        `drawn`. A row's token depends on its own logits and sampling alone. Raises ValueError on a token outside the vocabulary.
+        `drawn`. A row's token depends on its own logits and sampling alone. Returns whether any was drawn. Raises ValueError on a token outside the vocabulary.
         """
-        for words, sent in self._sent(sampling):
+        parts = self._sent(sampling)
+        for words, sent in parts:
             if words.num_edited:
                 edit_rows(logits, sent, words.base, words.num_edited, workspace, self._edits, has_lists=words.has_lists)
             draw_rows(
                 logits, self._edits.logits, sent, words.num_rows, workspace, self._filters, drawn,
                 has_filters=words.has_filters, has_random=words.has_random,
             )  # fmt: skip
+        return bool(parts)
 
     def _sent(self, sampling: SamplingBatch) -> list[tuple[Words, Tensor]]:
         """Words of all rows to draw, a few rows at a time, on the device."""

@@ -90,6 +90,9 @@ class Runtime(Protocol):
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """What is queued inside goes to `stream`."""
 
+    def stay_on(self, stream: Stream) -> None:
+        """What this thread queues from now on goes to `stream`: less for the host than `on`, which looks for what was before."""
+
     def new_event(self) -> Event:
         """An event that takes the time."""
 
@@ -140,6 +143,10 @@ class TorchRuntime:
         """See Runtime."""
         context: AbstractContextManager[Any] = self.namespace.stream(stream)
         return context
+
+    def stay_on(self, stream: Stream) -> None:
+        """See Runtime."""
+        self.namespace.set_stream(stream)
 
     def new_event(self) -> Event:
         """See Runtime."""

@@ -68,7 +68,9 @@ class BatchBuilder:
         self._future_rows = np.zeros(num_rows, dtype=np.int32)  # and its row of that step's result
         self._rising = np.arange(num_rows + 1, dtype=np.int32)
         self._ones = np.ones(num_rows, dtype=np.int32)
-        self._coming = -1 - self._rising  # inputs of rows that were the same in the step before
+        coming = -1 - self._rising
+        # By their number, inputs of rows that were the same in the step before: one array each, which a device checks once.
+        self._coming = [coming[:num] for num in range(num_rows + 1)]
         self._last: BuiltStep | None = None  # the newest step, where it was one of decode alone
         self._taken_step = 0
         self._loaded_step = 0  # the newest in which rows got a sequence
@@ -89,7 +91,7 @@ class BatchBuilder:
         last = self._last
         # A row changes its sequence in a step with prompts only, so equal sequences have the rows that they had.
         if last is not None and not plan.prefills and plan.decodes == last.sampled:
-            built = self._go_on(last, step, has_grown=bool(plan.grown))
+            built = self._go_on(last, step)
         else:
             built = self._begin(plan, step)
         rows = built.rows
@@ -103,27 +105,31 @@ class BatchBuilder:
         self._last = None if plan.prefills else built
         return built
 
-    def _go_on(self, last: BuiltStep, step: int, *, has_grown: bool) -> BuiltStep:
-        """A token each for the sequences of `last`, which was one of decode alone. `has_grown`: some have a new block."""
+    def _go_on(self, last: BuiltStep, step: int) -> BuiltStep:
+        """A token each for the sequences of `last`, which was one of decode alone."""
         before = last.batch
         rows = last.rows
         positions = before.context_lens
         context_lens = positions + _ONE
         longest = last.longest + 1
         tables = before.block_tables
-        if has_grown or tables.shape[1] * self._page_size < longest:
-            tables = self._table_rows(rows, longest)
         slot_mapping = before.slot_mapping + _ONE
-        (new_pages,) = last.ends_page.nonzero()
-        if len(new_pages):
-            blocks = tables[new_pages, positions[new_pages] // self._page_size]
-            slot_mapping[new_pages] = blocks * self._page_size
+        (begun,) = last.ends_page.nonzero()  # sequences that begin a page
+        if len(begun):
+            pages = positions[begun] // self._page_size
+            blocks = self._tables[rows[begun], pages]
+            slot_mapping[begun] = blocks * self._page_size
+            if tables.shape[1] * self._page_size < longest:
+                tables = self._table_rows(rows, longest)
+            else:
+                tables = tables.copy()
+                tables[begun, pages] = blocks
         is_coming = before.step > self._taken_step
         ends_page = context_lens % self._page_size == 0
         self._num_computed[rows] = context_lens
         batch = StepBatch(
             step=step,
-            token_ids=self._coming[: len(rows)] if is_coming else self._last_tokens[rows],
+            token_ids=self._coming[len(rows)] if is_coming else self._last_tokens[rows],
             positions=positions,
             slot_mapping=slot_mapping,
             query_starts=before.query_starts,
@@ -219,7 +225,7 @@ class BatchBuilder:
             self._last_tokens[rows] = np.where(self._future_steps[rows] >= step, token_ids, kept)
         else:
             self._last_tokens[rows] = token_ids
-        (watched,) = (built.watched | self._ever_stop[token_ids]).nonzero()
+        (watched,) = (built.watched | self._ever_stop.take(token_ids)).nonzero()
         found: list[int] = watched.tolist()
         return found
 

@@ -43,7 +43,7 @@ class StepResults:
         if built.scored:
             self._take_scores(built.scored, result)
         self._sampled_at = now
-        if not result.finite.all():
+        if np.count_nonzero(result.finite) < len(result.finite):
             self._fail_non_finite(built, result)
         unsaid = self._append(built, result.token_ids.tolist(), goes_on=goes_on)
         step = built.batch.step

@@ -117,25 +117,6 @@ def what_the_driver_says() -> list[str]:
     return raised
 
 
-def contexts_a_step() -> list[int]:
-    """How often the stream was entered for a decode step whose sampling is there, and for one whose sampling follows."""
-    subject = interpreted_subject()
-    device = InterpretedDevice()
-    device.load(TinyModel(), subject.plan, lambda _: None)
-    entered = failing(device._runtime, "on", set(), after=False)
-    from dragoman_agent.device.warm_up import decode_batch
-
-    batch = decode_batch(subject.plan, 2, 5)
-    device.submit(batch).result()
-    at_once = len(entered)
-    batch.sampling_follows = True
-    handle = device.submit(batch)
-    handle.supply(batch.sampling)
-    handle.result()
-    device.close()
-    return [at_once, len(entered) - at_once]
-
-
 def main() -> None:
     """Print what came of it."""
 
@@ -152,7 +133,6 @@ def main() -> None:
                 "equal": is_equal,
                 "num": len(expected),
                 "raised": what_is_raised(),
-                "contexts": contexts_a_step(),
                 "driver": what_the_driver_says(),
             }
         )

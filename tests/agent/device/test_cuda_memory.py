@@ -14,7 +14,6 @@ def test_a_failed_allocation_costs_no_token_and_no_engine() -> None:
     step, copy = shown["raised"].split(" | ")
     assert step == "a step of 8 tokens does not fit: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert copy.startswith("DeviceMemoryError: there is no room to move KV blocks: CUDA out of memory")
-    assert shown["contexts"] == [1, 2]  # entering a stream costs the host what a launch does
     fault, memory = shown["driver"]
     assert (
         fault == "DeviceError: Step 0 failed on the GPU: Triton Error [CUDA]: an illegal memory access was encountered"

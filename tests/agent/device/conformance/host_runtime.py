@@ -84,6 +84,9 @@ class HostRuntime:
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def stay_on(self, stream: Stream) -> None:
+        """There is but one order."""
+
     def new_event(self) -> HostEvent:
         return HostEvent()
 
