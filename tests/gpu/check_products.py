@@ -2,13 +2,14 @@
 
 PYTHONPATH=. python tests/gpu/check_products.py [--models NAME...] [--seconds 100]      a line a matrix; exit 1 when one is off
 
-A plan asks the library at 8,192 rows and uses the algorithm from 4,096 on, by calls of its own and in graphs. Results are compared
+A plan asks the library at 2,048 and at 8,192 rows and uses its algorithms around them, by calls of its own and in graphs. Results are compared
 with PyTorch's, with float64 for some rows, and those of a graph with those outside it bit by bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -20,10 +21,10 @@ from benchmarks.gpu_checks import MODELS
 from dragoman_agent.device.cuda_products import LibraryProducts
 from dragoman_agent.device.torch_runtime import open_runtime
 from dragoman_agent.model.random_source import RandomSource
-from dragoman_agent.pal.candidates import LIBRARY_GEMM_RANKS, LIBRARY_GEMM_ROWS, library_gemm_matrices
+from dragoman_agent.pal.candidates import LIBRARY_BANDS, LIBRARY_GEMM_RANKS, library_gemm_matrices
 from dragoman_agent.pal.plan import LibraryGemm
 
-ROWS = (4096, 5003, LIBRARY_GEMM_ROWS, 12287)
+ROWS = {2048: (1536, 2048, 3001), 8192: (4096, 5003, 8192, 12287)}  # of steps, by those at which the library is asked
 NUM_EXACT = 16  # rows that are computed in float64 as well
 MAX_APART = 0.005  # in the Euclidean norm, relative: results are rounded to bfloat16, 2^-9 of each at most
 
@@ -38,12 +39,12 @@ def check_matrix(n: int, k: int, device: torch.device) -> tuple[int, float, list
     weight = torch.randn(n, k, dtype=torch.bfloat16, device=device)
     runtime = open_runtime("cuda", device.index)
     stream, worst, off, count = runtime.new_stream(), 0.0, [], 0
-    for rank in LIBRARY_GEMM_RANKS:
-        products = LibraryProducts((LibraryGemm(n, k, 1, LIBRARY_GEMM_ROWS, rank),))
+    for band, rank in itertools.product(LIBRARY_BANDS, LIBRARY_GEMM_RANKS):
+        products = LibraryProducts((LibraryGemm(n, k, *band, rank),))
         if not products.has(n, k):
             continue
         count += 1
-        for rows in ROWS:
+        for rows in ROWS[band.timed_rows]:
             x = torch.randn(rows, k, dtype=torch.bfloat16, device=device)
             chosen = torch.randint(rows, (NUM_EXACT,), device=device)
             with runtime.on(stream):
@@ -59,7 +60,7 @@ def check_matrix(n: int, k: int, device: torch.device) -> tuple[int, float, list
             worst = max(worst, far)
             if not far <= MAX_APART or not torch.equal(out, again):
                 off.append(
-                    f"number {rank + 1} at {rows} rows: {far:.2e} apart, graph {'as' if torch.equal(out, again) else 'unlike'} outside"
+                    f"number {rank + 1} of {band.timed_rows} at {rows} rows: {far:.2e} apart, graph {'as' if torch.equal(out, again) else 'unlike'} outside"
                 )
     return count, worst, off
 

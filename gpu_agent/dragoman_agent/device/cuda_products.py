@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ _ALIGNED = 256  # bytes that the library takes operands to be aligned to when it
 class _Chosen:
     product: Product
     algorithm: Heuristic
-    min_rows: int
+    rows: range
 
 
 class LibraryProducts:
@@ -31,13 +32,14 @@ class LibraryProducts:
         """A choice that the library does not name any more is left out, with a warning. Raises BlasError without the library."""
         self._blas = Blas(load_library(), 0)
         kind = PRODUCT_TYPES["bfloat16"]
-        self._chosen: dict[tuple[int, ...], _Chosen] = {}
+        self._chosen: dict[tuple[int, ...], list[_Chosen]] = {}
         for one in choices:
             product = self._blas.rows_by(kind, one.n, one.k)
             self._blas.resize(product, one.timed_rows)
             algorithms = self._blas.algorithms(product, MAX_LIBRARY_ALGORITHMS, 0)
             if one.rank < len(algorithms):
-                self._chosen[one.n, one.k] = _Chosen(product, algorithms[one.rank], one.min_rows)
+                rows = range(one.min_rows, (one.max_rows or sys.maxsize - 1) + 1)
+                self._chosen.setdefault((one.n, one.k), []).append(_Chosen(product, algorithms[one.rank], rows))
             else:
                 logger.warning(
                     "cuBLASLt names %d algorithms for %d x %d at %d rows, number %d was planned: its own choice is taken; "
@@ -50,8 +52,8 @@ class LibraryProducts:
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor | None:
         """x @ weight.T of x [num_rows, k] and weight [n, k] in the current stream; None where the plan names no algorithm for it."""
-        chosen = self._chosen.get(weight.shape)
-        if chosen is None or x.shape[0] < chosen.min_rows:
+        chosen = next((one for one in self._chosen.get(weight.shape, ()) if x.shape[0] in one.rows), None)
+        if chosen is None:
             return None
         out = x.new_empty((x.shape[0], weight.shape[0]))
         addresses = (x.data_ptr(), weight.data_ptr(), out.data_ptr())

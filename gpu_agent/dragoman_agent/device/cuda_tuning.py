@@ -134,7 +134,7 @@ def _gemm_library(case: Case, device: torch.device, cold: int) -> list[Call]:
     launch = case.get("config")
     if launch is None:
         return _gemm(case, device, cold)
-    products = LibraryProducts((LibraryGemm(n, k, m, m, launch["rank"]),))
+    products = LibraryProducts((LibraryGemm(n, k, m, m, m, launch["rank"]),))
     if not products.has(n, k):
         raise ValueError("the library names fewer algorithms for this product on this device")
     x = _randn(device, m, k)

@@ -33,8 +33,6 @@ PROMPT_TOKENS = 1024  # of a usual prompt
 MANY_PROMPTS = 16  # of a step that fills the device with prompts
 GEMM_ROWS = (1, 8)  # rows that a product may be padded to: none, and the short side of a tensor core product
 FEW_ROWS = (8, 16, 32, 64)  # up to which a matrix may be multiplied by the kernel of few rows
-LIBRARY_GEMM_ROWS = 8192  # at which the library's algorithms are compared: products so long run into a power limit
-LIBRARY_GEMM_MIN_ROWS = LIBRARY_GEMM_ROWS // 2  # of a step that is taken to be like what was timed
 LIBRARY_GEMM_RANKS = range(MAX_LIBRARY_ALGORITHMS)  # of its answer, all of which are tried
 FIXED_GEMM_ROWS = (1, 32, 256, 2048)  # that tiles of a deterministic plan are judged by
 _MAX_SHORTLIST = 8
@@ -56,6 +54,18 @@ LIBRARY_TOKENS = (
     8192,
 )  # of a prompt in a step, at which a library's attention is compared with our own
 LIBRARY_CONTEXT = 8192  # tokens with which they end: they alone, and behind others of a long prompt
+
+
+class LibraryBand(NamedTuple):
+    """Rows of steps that are taken to be like those at which the library's algorithms are compared."""
+
+    min_rows: int
+    max_rows: int  # 0: any number
+    timed_rows: int
+
+
+# Of prompts beside streams, and of long prompts alone, whose products run into a card's power limit.
+LIBRARY_BANDS = (LibraryBand(1536, 4095, 2048), LibraryBand(4096, 0, 8192))
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +339,12 @@ def library_gemm_matrices(model: ModelConfig) -> list[tuple[int, int]]:
 
 def _library_gemm_calls(model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:
     """Each of these products as the library would and by each of its algorithms, one after another: the load stays the same.
-    None where no step is so long.
+    None of rows that no step has.
     """
-    for n, k in library_gemm_matrices(model) if plan.max_batch_tokens >= LIBRARY_GEMM_MIN_ROWS else ():
+    bands = [band for band in LIBRARY_BANDS if band.min_rows <= plan.max_batch_tokens]
+    for band, (n, k) in itertools.product(bands, library_gemm_matrices(model)):
         for rank in (None, *LIBRARY_GEMM_RANKS):
-            yield step_cost.library_gemm_call(LIBRARY_GEMM_ROWS, n, k, rank)
+            yield step_cost.library_gemm_call(band.timed_rows, n, k, rank)
 
 
 def _other_calls(model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:

@@ -81,11 +81,12 @@ MAX_LIBRARY_ALGORITHMS = 8  # of a product that the library is asked for: their 
 
 @dataclass(frozen=True, slots=True)
 class LibraryGemm:
-    """A matrix that steps of many rows multiply by another algorithm of the library than the one it would take itself."""
+    """A matrix that steps of so many rows multiply by another algorithm of the library than the one it would take itself."""
 
     n: int  # outputs
     k: int  # inputs
-    min_rows: int  # of a step, from which on
+    min_rows: int  # of a step
+    max_rows: int  # 0: any number
     timed_rows: int  # at which the library was asked for its algorithms
     rank: int  # of the algorithm in its answer, from 0
 

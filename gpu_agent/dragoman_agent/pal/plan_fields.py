@@ -95,7 +95,7 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
             tuple(one.rank for one in plan.library_gemm),
             "gemm-library",
             "place in the library's list",
-            tuple(f"{one.n}x{one.k} from {one.min_rows} rows" for one in plan.library_gemm),
+            tuple(f"{one.n}x{one.k}-r{one.min_rows}-{one.max_rows or ''}" for one in plan.library_gemm),
         ),
         *_fixed_fields(plan),
         PlanField("dependent_max_batch", plan.dependent_max_batch, "dependent-launch"),

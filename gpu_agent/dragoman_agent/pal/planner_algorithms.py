@@ -6,14 +6,11 @@ long prompts another of its algorithms can be quicker than the one that it takes
 
 from __future__ import annotations
 
+import itertools
+
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
-from dragoman_agent.pal.candidates import (
-    LIBRARY_GEMM_MIN_ROWS,
-    LIBRARY_GEMM_RANKS,
-    LIBRARY_GEMM_ROWS,
-    library_gemm_matrices,
-)
+from dragoman_agent.pal.candidates import LIBRARY_BANDS, LIBRARY_GEMM_RANKS, library_gemm_matrices
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import profile_inputs
@@ -33,9 +30,9 @@ def choose_library_gemm(
     chosen: list[LibraryGemm] = []
     candidates: list[Candidate] = []
     gains: list[str] = []
-    for n, k in library_gemm_matrices(model):
+    for band, (n, k) in itertools.product(LIBRARY_BANDS, library_gemm_matrices(model)):
         found = {
-            rank: times.measured(step_cost.library_gemm_call(LIBRARY_GEMM_ROWS, n, k, rank))
+            rank: times.measured(step_cost.library_gemm_call(band.timed_rows, n, k, rank))
             for rank in (None, *LIBRARY_GEMM_RANKS)
         }
         seconds = {rank: taken for rank, taken in found.items() if taken is not None}
@@ -44,23 +41,28 @@ def choose_library_gemm(
         own = seconds[None]
         best = min(seconds, key=lambda rank: seconds[rank])
         if best is not None and seconds[best] <= _WORTH * own:
-            chosen.append(LibraryGemm(n, k, LIBRARY_GEMM_MIN_ROWS, LIBRARY_GEMM_ROWS, best))
+            chosen.append(LibraryGemm(n, k, band.min_rows, band.max_rows, band.timed_rows, best))
             gains.append(f"{seconds[best] / own - 1:+.1%}")
         else:
             best = None
         candidates += [
-            Candidate(f"{n}x{k} {_words(rank)}", taken, "" if rank == best else f"{taken / seconds[best] - 1:+.1%}")
+            Candidate(
+                f"{n}x{k} at {band.timed_rows} {_words(rank)}",
+                taken,
+                "" if rank == best else f"{taken / seconds[best] - 1:+.1%}",
+            )
             for rank, taken in seconds.items()
         ]
     if not candidates:
         return (), Decision(subject, "none", "the library's algorithms were not timed on this device", inputs)
+    rows = " and ".join(f"{band.timed_rows:,}" for band in LIBRARY_BANDS)
     if not chosen:
-        reason = f"the library's own choice is the quickest of what it offers for {LIBRARY_GEMM_ROWS:,} rows, within {1 - _WORTH:.0%}"
+        reason = f"the library's own choice is the quickest of what it offers for {rows} rows, within {1 - _WORTH:.0%}"
         return (), Decision(subject, "none", reason, inputs, tuple(candidates))
-    words = ", ".join(f"{one.n}x{one.k} {_words(one.rank)}" for one in chosen)
+    words = ", ".join(f"{one.n}x{one.k} from {one.min_rows} rows {_words(one.rank)}" for one in chosen)
     reason = (
-        f"steps of {LIBRARY_GEMM_MIN_ROWS:,} tokens and more: of the algorithms that the library offers for {LIBRARY_GEMM_ROWS:,} rows these were "
-        f"the quickest on this device under the load of such products, against its own choice {', '.join(gains)}"
+        f"of the algorithms that the library offers for {rows} rows these were the quickest on this device under the load of "
+        f"such products, against its own choice {', '.join(gains)}"
     )
     return tuple(chosen), Decision(subject, words, reason, inputs, tuple(candidates))
 

@@ -28,7 +28,7 @@ PLAN = Plan(
     long_prefill=LongPrefill(PrefillAttention("paged", 64, 64, 4, 3, tma=True), 1024, 900, 2048), min_gemm_rows=8, dependent_max_batch=8, burst=True,
     reduction="shared", shared_memory_bytes=99 << 10, prefetch=True, switches_off=("arena", "link_policy"),
     deterministic=True, gemm_fixed=(GemmFixed(96, 32, 0, 64, 64, 128, 3, 4),), attention_part_tokens=256,
-    library_prefill=LibraryPrefill("cudnn", 2048, 16), library_gemm=(LibraryGemm(96, 32, 4096, 8192, 5),), short_groups=(ShortGroups(64, 255, 4, 128, 1e-5, 9e-6),),
+    library_prefill=LibraryPrefill("cudnn", 2048, 16), library_gemm=(LibraryGemm(96, 32, 1536, 4095, 2048, 5),), short_groups=(ShortGroups(64, 255, 4, 128, 1e-5, 9e-6),),
 )  # fmt: skip
 # How the nested fields of a plan are spread, and what is a message of its own.
 SPREAD = {
@@ -61,7 +61,7 @@ def test_values_lists_and_labels_arrive() -> None:
     assert groups.unit == "sequences a program"
     assert list(fields["gemm_fixed"].numbers.labels) == ["96x32-m64-n64-k128-g3-w4"]
     algorithm = fields["library_gemm"].numbers
-    assert (list(algorithm.values), list(algorithm.labels)) == ([5], ["96x32 from 4096 rows"])
+    assert (list(algorithm.values), list(algorithm.labels)) == ([5], ["96x32-r1536-4095"])
     assert fields["attention_part_tokens"].number == 256
     assert fields["library_prefill_library"].text == "cudnn"
     assert (fields["library_prefill_min_tokens"].number, fields["library_prefill_min_tokens"].unit) == (2048, "tokens")

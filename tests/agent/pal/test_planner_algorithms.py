@@ -9,7 +9,7 @@ import pytest
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
-from dragoman_agent.pal.candidates import LIBRARY_GEMM_ROWS, library_gemm_matrices, tuning_cases
+from dragoman_agent.pal.candidates import LIBRARY_BANDS, library_gemm_matrices, tuning_cases
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_calls import LibraryAlgorithm, parse_key
 from dragoman_agent.pal.plan import MAX_LIBRARY_ALGORITHMS, LibraryGemm, Plan
@@ -26,9 +26,11 @@ Planner = Callable[..., tuple[Plan, Decision]]
 
 @pytest.fixture
 def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) -> Planner:
-    """The plan where each algorithm takes `factors` times what the library's own choice takes, 1.02 where it says nothing."""
+    """The plan where each algorithm takes `factors` times what the library's own choice takes at 8,192 rows, 1.02 where it says
+    nothing; `few` are those at 2,048.
+    """
 
-    def make(factors: Factors, *, drop: Callable[[int | None], bool] = lambda rank: False, limits: Limits | None = None, switches: Switches | None = None) -> tuple[Plan, Decision]:  # fmt: skip
+    def make(factors: Factors, few: Factors | None = None, *, drop: Callable[[int | None], bool] = lambda rank: False, limits: Limits | None = None, switches: Switches | None = None) -> tuple[Plan, Decision]:  # fmt: skip
         model, here = shapes("qwen3-8b"), card()
         first, _ = plan_for(here, model, Limits(), Switches())
         seconds = {}
@@ -39,7 +41,11 @@ def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) 
                 if drop(rank):
                     continue
                 matrix = (case.shape["n"], case.shape["k"])
-                factor = 1.0 if rank is None else factors.get(matrix, {}).get(rank, 1.02)
+                factor = (
+                    1.0
+                    if rank is None
+                    else (factors if case.shape["m"] > 4096 else few or {}).get(matrix, {}).get(rank, 1.02)
+                )
             seconds[case.key] = case.predicted_seconds * factor
         plan, decisions = plan_for(
             here, model, limits or Limits(), switches or Switches(), Timings(here.fingerprint, "k", seconds)
@@ -51,16 +57,31 @@ def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) 
 
 def test_the_quickest_of_each_matrix_where_it_is_worth_it(planned: Planner) -> None:
     plan, decision = planned({GATE_UP: {5: 0.95, 6: 0.97}, QKV: {3: 0.969}, DOWN: {1: 0.98}})
-    half = LIBRARY_GEMM_ROWS // 2
-    assert set(plan.library_gemm) == {
-        LibraryGemm(*QKV, half, LIBRARY_GEMM_ROWS, 3), LibraryGemm(*GATE_UP, half, LIBRARY_GEMM_ROWS, 5),
-    }  # fmt: skip
-    assert decision.chosen == "6144x4096 by number 4, 24576x4096 by number 6"
+    assert plan.library_gemm == (LibraryGemm(*QKV, 4096, 0, 8192, 3), LibraryGemm(*GATE_UP, 4096, 0, 8192, 5))
+    assert decision.chosen == "6144x4096 from 4096 rows by number 4, 24576x4096 from 4096 rows by number 6"
     assert "-3.1%, -5.0%" in decision.reason
     names = {candidate.name: candidate.rejected_because for candidate in decision.candidates}
-    assert names["24576x4096 by number 6"] == "" and names["24576x4096 by its own choice"] == "+5.3%"
-    assert names["4096x12288 by its own choice"] == "" and names["4096x12288 by number 2"] == "-2.0%"
-    assert len(names) == 4 * (MAX_LIBRARY_ALGORITHMS + 1)
+    assert names["24576x4096 at 8192 by number 6"] == "" and names["24576x4096 at 8192 by its own choice"] == "+5.3%"
+    assert names["4096x12288 at 8192 by its own choice"] == "" and names["4096x12288 at 8192 by number 2"] == "-2.0%"
+    assert len(names) == len(LIBRARY_BANDS) * 4 * (MAX_LIBRARY_ALGORITHMS + 1)
+
+
+def test_fewer_rows_have_an_algorithm_of_their_own_or_none(planned: Planner) -> None:
+    plan, _ = planned({QKV: {3: 0.9}}, {QKV: {2: 0.9}, DOWN: {1: 0.9}})
+    assert plan.library_gemm == (
+        LibraryGemm(*QKV, 1536, 4095, 2048, 2), LibraryGemm(*DOWN, 1536, 4095, 2048, 1), LibraryGemm(*QKV, 4096, 0, 8192, 3),
+    )  # fmt: skip
+
+
+def test_only_rows_that_a_step_has_are_timed(
+    card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]
+) -> None:
+    def timed(chunk: int) -> set[int]:
+        plan, _ = plan_for(card(), shapes("qwen3-8b"), Limits(), Switches())
+        cases = tuning_cases(card(), shapes("qwen3-8b"), replace(plan, max_batch_tokens=chunk))
+        return {case.shape["m"] for case in cases if case.kind == "gemm-library"}
+
+    assert (timed(1024), timed(2048), timed(8192)) == (set(), {2048}, {2048, 8192})
 
 
 def test_what_scatters_as_much_is_no_reason(planned: Planner) -> None:
