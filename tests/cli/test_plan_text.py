@@ -55,6 +55,7 @@ def test_what_is_not_known_is_not_told(changes: dict[str, object], end: str) -> 
     [
         ([1, 2, 8], [], "1, 2, 8"),
         ([16, 16, 4, 1], ["1", "2", "8", "64"], "to 2: 16, to 8: 4, above: 1"),
+        ([6, 6], ["96x32 from 1536 rows", "64x96 from 1536 rows"], "96x32 from 1536 rows: 6, 64x96 from 1536 rows: 6"),
         ([64, 64], ["1", "2"], "64"),
         ([], [], "none"),
     ],

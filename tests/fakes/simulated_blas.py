@@ -23,6 +23,7 @@ class SimulatedBlas:
     create_status: int = 0
     products: list[dict[str, Any]] = field(default_factory=list)
     num_algorithms: int = 3
+    refusal: int = 0  # what a product is answered with
     asked: list[tuple[int, int]] = field(default_factory=list)  # (algorithms, workspace) of each question
 
     def __post_init__(self) -> None:
@@ -82,7 +83,9 @@ class SimulatedBlas:
         transposed = self._objects[description.value]["attributes"][cuda_blas.CUBLASLT_MATMUL_DESC_TRANSA]
         # As the real library: no float8 product of two matrices that lie the same way.
         possible = operand in self.rates and (transposed or operand != cuda_blas.CUDA_R_8F_E4M3)
-        count._obj.value = min(wanted.value, self.num_algorithms) if possible else 0
+        if not possible:
+            return cuda_blas.CUBLAS_STATUS_NOT_SUPPORTED
+        count._obj.value = min(wanted.value, self.num_algorithms)
         for rank in range(count._obj.value):
             found[rank].algorithm.data[0] = FIRST_ALGORITHM + rank
         return 0
@@ -90,6 +93,8 @@ class SimulatedBlas:
     def cublasLtMatmul(self, handle: Any, description: Any, *rest: Any) -> int:
         alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm, workspace, size, stream = rest
         assert size.value == (cuda_blas.WORKSPACE_BYTES if workspace.value else 0)
+        if self.refusal:
+            return self.refusal
         rank = algorithm._obj.data[0] - FIRST_ALGORITHM
         assert 0 <= rank < self.num_algorithms
         assert c.value == d.value and c_layout.value == d_layout.value

@@ -2,7 +2,7 @@
 
 PYTHONPATH=. python tests/gpu/check_products.py [--models NAME...] [--seconds 100]      a line a matrix; exit 1 when one is off
 
-A plan asks the library at 2,048 and at 8,192 rows and uses its algorithms around them, by calls of its own and in graphs. Results are compared
+A plan asks the library at up to 2,048 and at up to 8,192 rows and uses its algorithms around them, by calls of its own and in graphs. Results are compared
 with PyTorch's, with float64 for some rows, and those of a graph with those outside it bit by bit.
 """
 
@@ -21,10 +21,14 @@ from benchmarks.gpu_checks import MODELS
 from dragoman_agent.device.cuda_products import LibraryProducts
 from dragoman_agent.device.torch_runtime import open_runtime
 from dragoman_agent.model.random_source import RandomSource
-from dragoman_agent.pal.candidates import LIBRARY_BANDS, LIBRARY_GEMM_RANKS, library_gemm_matrices
+from dragoman_agent.pal.candidates import LIBRARY_GEMM_RANKS, library_gemm_matrices
 from dragoman_agent.pal.plan import LibraryGemm
 
-ROWS = {2048: (1536, 2048, 3001), 8192: (4096, 5003, 8192, 12287)}  # of steps, by those at which the library is asked
+ROWS = {
+    2048: (1536, 2048, 3001),
+    6144: (4096, 6144),
+    8192: (4096, 5003, 8192, 12287),
+}  # of steps, by those that the library is asked for
 NUM_EXACT = 16  # rows that are computed in float64 as well
 MAX_APART = 0.005  # in the Euclidean norm, relative: results are rounded to bfloat16, 2^-9 of each at most
 
@@ -39,12 +43,12 @@ def check_matrix(n: int, k: int, device: torch.device) -> tuple[int, float, list
     weight = torch.randn(n, k, dtype=torch.bfloat16, device=device)
     runtime = open_runtime("cuda", device.index)
     stream, worst, off, count = runtime.new_stream(), 0.0, [], 0
-    for band, rank in itertools.product(LIBRARY_BANDS, LIBRARY_GEMM_RANKS):
-        products = LibraryProducts((LibraryGemm(n, k, *band, rank),))
-        if not products.has(n, k):
+    for asked, rank in itertools.product(ROWS, LIBRARY_GEMM_RANKS):
+        products = LibraryProducts((LibraryGemm(n, k, 1, 0, asked, rank),))
+        if products.missing:
             continue
         count += 1
-        for rows in ROWS[band.timed_rows]:
+        for rows in ROWS[asked]:
             x = torch.randn(rows, k, dtype=torch.bfloat16, device=device)
             chosen = torch.randint(rows, (NUM_EXACT,), device=device)
             with runtime.on(stream):
@@ -60,7 +64,7 @@ def check_matrix(n: int, k: int, device: torch.device) -> tuple[int, float, list
             worst = max(worst, far)
             if not far <= MAX_APART or not torch.equal(out, again):
                 off.append(
-                    f"number {rank + 1} of {band.timed_rows} at {rows} rows: {far:.2e} apart, graph {'as' if torch.equal(out, again) else 'unlike'} outside"
+                    f"number {rank + 1} of {asked} at {rows} rows: {far:.2e} apart, graph {'as' if torch.equal(out, again) else 'unlike'} outside"
                 )
     return count, worst, off
 

@@ -30,6 +30,8 @@ def _list_text(values: Sequence[float], labels: Sequence[str]) -> str:
         return "none"
     if not labels:
         return ", ".join(quantity(value, "") for value in values)
+    if not all(label.isdigit() for label in labels):  # what each value is for, and not up to where it holds
+        return ", ".join(f"{label}: {quantity(value, '')}" for label, value in zip(labels, values, strict=True))
     ends = [index for index in range(len(values)) if index + 1 == len(values) or values[index + 1] != values[index]]
     if len(ends) == 1:
         return quantity(values[0], "")

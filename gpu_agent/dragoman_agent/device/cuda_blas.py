@@ -17,6 +17,7 @@ CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_FAST_ACCUM = 3, 25
 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1
 CUBLASLT_MATRIX_LAYOUT_COLS = 3
+CUBLAS_STATUS_NOT_SUPPORTED = 15
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper (cuBLAS documentation, cublasSetWorkspace)
 
 
@@ -92,11 +93,12 @@ def load_library() -> Any:
 
 
 class Blas:
-    """A handle of the library in the current context, with a workspace. `close` gives both back."""
+    """A handle of the library in the current context. `close` gives it back."""
 
     def __init__(self, library: Any, workspace: int) -> None:
         """`workspace`: device memory of WORKSPACE_BYTES, 0 where no product needs any. Raises BlasError."""
         self._library, self._workspace = library, workspace
+        self._workspace_bytes = WORKSPACE_BYTES if workspace else 0
         self._handle = ctypes.c_void_p()
         self._call("cublasLtCreate", ctypes.byref(self._handle))
 
@@ -123,12 +125,12 @@ class Blas:
         description = self._description(kind, transposed, fast)
         operand, target = self._layout(kind.operand, size, size), self._layout(kind.result, size, size)
         product = Product(kind, description, operand, operand, target)
-        answer = self.algorithms(product, 1, WORKSPACE_BYTES)
+        answer = self.algorithms(product, 1)
         if not answer:
             raise BlasError("cublasLtMatmulAlgoGetHeuristic found no algorithm for this product on this card")
         (best,) = answer
         x, w = operands
-        return self._queued(product, best, (x, w, result), stream, self._workspace, WORKSPACE_BYTES)
+        return self._queued(product, best, (x, w, result), stream)
 
     def rows_by(self, kind: ProductType, n: int, k: int) -> Product:
         """x @ w.T of row-major x [m, k] and w [n, k], for m = 1 until `resize` says another. Raises BlasError."""
@@ -146,17 +148,11 @@ class Blas:
             )  # fmt: skip
 
     def queue(self, product: Product, algorithm: Heuristic, addresses: tuple[int, int, int], stream: int) -> None:
-        """Queue the product of x and w into the result, at `addresses`, by an algorithm without a workspace. Raises BlasError."""
-        self._queued(product, algorithm, addresses, stream, 0, 0)()
+        """Queue the product of x and w into the result, at `addresses`. Raises BlasError."""
+        self._queued(product, algorithm, addresses, stream)()
 
     def _queued(
-        self,
-        product: Product,
-        best: Heuristic,
-        addresses: tuple[int, int, int],
-        stream: int,
-        workspace: int,
-        size: int,
+        self, product: Product, best: Heuristic, addresses: tuple[int, int, int], stream: int
     ) -> Callable[[], None]:
         # Row-major [m, n] is column-major [n, m]: result.T = w (transposed, or not) times x.T.
         one, zero = (_scalar(product.kind.scale, value) for value in (1, 0))
@@ -165,8 +161,8 @@ class Blas:
         arguments = (
             self._handle, product.description, ctypes.byref(one), ctypes.c_void_p(w), product.w, ctypes.c_void_p(x),
             product.x, ctypes.byref(zero), ctypes.c_void_p(result), product.result, ctypes.c_void_p(result),
-            product.result, ctypes.byref(best.algorithm), ctypes.c_void_p(workspace), ctypes.c_size_t(size),
-            ctypes.c_void_p(stream),
+            product.result, ctypes.byref(best.algorithm), ctypes.c_void_p(self._workspace),
+            ctypes.c_size_t(self._workspace_bytes), ctypes.c_void_p(stream),
         )  # fmt: skip
 
         def queue(keep: Sequence[Any] = (one, zero, best)) -> None:
@@ -196,24 +192,27 @@ class Blas:
         )  # fmt: skip
         return made
 
-    def algorithms(self, product: Product, most: int, workspace_bytes: int) -> list[Heuristic]:
-        """At most so many, which need no more workspace; the first is what the library expects to be quickest, and what every
-        caller of it gets. Raises BlasError.
+    def algorithms(self, product: Product, most: int) -> list[Heuristic]:
+        """At most so many, which make do with the workspace; the first is what the library expects to be quickest, and what every
+        caller of it gets. Empty where it has none. Raises BlasError.
         """
         preference, found, count = ctypes.c_void_p(), (Heuristic * most)(), ctypes.c_int()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-        size = ctypes.c_size_t(workspace_bytes)
+        size = ctypes.c_size_t(self._workspace_bytes)
         self._call(
             "cublasLtMatmulPreferenceSetAttribute", preference, ctypes.c_int(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES),
             ctypes.byref(size), ctypes.c_size_t(ctypes.sizeof(size)),
         )  # fmt: skip
         try:
-            self._call(
-                "cublasLtMatmulAlgoGetHeuristic", self._handle, product.description, product.w, product.x,
+            status = self._function("cublasLtMatmulAlgoGetHeuristic")(
+                self._handle, product.description, product.w, product.x,
                 product.result, product.result, preference, ctypes.c_int(most), found, ctypes.byref(count),
             )  # fmt: skip
         finally:
             self._library.cublasLtMatmulPreferenceDestroy(preference)
+        if status == CUBLAS_STATUS_NOT_SUPPORTED:
+            return []
+        self._check("cublasLtMatmulAlgoGetHeuristic", status)
         return [one for one in found[: count.value] if not one.state]
 
     def _function(self, name: str) -> Any:

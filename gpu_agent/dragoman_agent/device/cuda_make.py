@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from torch import Tensor
 
 from dragoman_agent.device.base import DeviceError
@@ -14,6 +16,8 @@ from dragoman_agent.device.torch_runtime import Stream
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.plan import Plan, mixed_graph_sizes
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace
+
+logger = logging.getLogger(__name__)
 
 
 def make_ops(config: ModelConfig, plan: Plan, cos: Tensor, sin: Tensor, num_rows: int, stream: Stream) -> CudaOps:
@@ -36,11 +40,17 @@ def _products(plan: Plan) -> LibraryProducts | None:
     if not plan.library_gemm:
         return None
     try:
-        return LibraryProducts(plan.library_gemm)
+        products = LibraryProducts(plan.library_gemm)
     except BlasError as error:
         raise DeviceError(
-            f"The plan names algorithms of cuBLASLt, which cannot be used: {error}. Start with --tune off."
+            f"The plan names algorithms of cuBLASLt, which cannot be used: {error}. Start with --pal-launch-tuning off."
         ) from error
+    for one in products.missing:
+        logger.warning(
+            "cuBLASLt names no number %d of its algorithms for %d x %d any more, as when kernels were timed: its own choice is "
+            "taken; delete the folder timings of the cache and start with --tune now to time them again", one.rank + 1, one.n, one.k,
+        )  # fmt: skip
+    return products
 
 
 def _library(config: ModelConfig, plan: Plan, stream: Stream) -> CudnnAttention | None:

@@ -135,7 +135,7 @@ def _gemm_library(case: Case, device: torch.device, cold: int) -> list[Call]:
     if launch is None:
         return _gemm(case, device, cold)
     products = LibraryProducts((LibraryGemm(n, k, m, m, m, launch["rank"]),))
-    if not products.has(n, k):
+    if products.missing:
         raise ValueError("the library names fewer algorithms for this product on this device")
     x = _randn(device, m, k)
     weights = [_randn(device, n, k) for _ in range(_copies(2 * n * k, cold))]

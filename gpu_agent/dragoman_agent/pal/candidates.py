@@ -61,7 +61,11 @@ class LibraryBand(NamedTuple):
 
     min_rows: int
     max_rows: int  # 0: any number
-    timed_rows: int
+    usual_rows: int
+
+    def timed_rows(self, max_batch_tokens: int) -> int:
+        """At which they are compared where no step has more tokens than that."""
+        return min(self.usual_rows, max_batch_tokens)
 
 
 # Of prompts beside streams, and of long prompts alone, whose products run into a card's power limit.
@@ -329,6 +333,11 @@ def _fixed_calls(times: KernelTimes, model: ModelConfig) -> Iterator[KernelCall]
         yield from fixed_gemm_calls(rows, n, k, times.rates.shared_per_block)
 
 
+def library_bands(max_batch_tokens: int) -> list[LibraryBand]:
+    """Those that a step of a plan can lie in."""
+    return [band for band in LIBRARY_BANDS if band.min_rows <= max_batch_tokens]
+
+
 def library_gemm_matrices(model: ModelConfig) -> list[tuple[int, int]]:
     """(outputs, inputs) of the layers' matrices without a bias, each once."""
     qkv, out, *others = step_cost.matrices(model)
@@ -341,10 +350,10 @@ def _library_gemm_calls(model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:
     """Each of these products as the library would and by each of its algorithms, one after another: the load stays the same.
     None of rows that no step has.
     """
-    bands = [band for band in LIBRARY_BANDS if band.min_rows <= plan.max_batch_tokens]
-    for band, (n, k) in itertools.product(bands, library_gemm_matrices(model)):
+    most = plan.max_batch_tokens
+    for band, (n, k) in itertools.product(library_bands(most), library_gemm_matrices(model)):
         for rank in (None, *LIBRARY_GEMM_RANKS):
-            yield step_cost.library_gemm_call(band.timed_rows, n, k, rank)
+            yield step_cost.library_gemm_call(band.timed_rows(most), n, k, rank)
 
 
 def _other_calls(model: ModelConfig, plan: Plan) -> Iterator[KernelCall]:

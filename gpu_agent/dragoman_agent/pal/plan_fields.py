@@ -92,10 +92,10 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
         ),
         PlanField(
             "library_gemm",
-            tuple(one.rank for one in plan.library_gemm),
+            tuple(one.rank + 1 for one in plan.library_gemm),
             "gemm-library",
             "place in the library's list",
-            tuple(f"{one.n}x{one.k}-r{one.min_rows}-{one.max_rows or ''}" for one in plan.library_gemm),
+            tuple(f"{one.n}x{one.k} from {one.min_rows} rows" for one in plan.library_gemm),
         ),
         *_fixed_fields(plan),
         PlanField("dependent_max_batch", plan.dependent_max_batch, "dependent-launch"),

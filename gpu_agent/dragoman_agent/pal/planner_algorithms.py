@@ -10,62 +10,64 @@ import itertools
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal import step_cost
-from dragoman_agent.pal.candidates import LIBRARY_BANDS, LIBRARY_GEMM_RANKS, library_gemm_matrices
+from dragoman_agent.pal.candidates import LIBRARY_BANDS, LIBRARY_GEMM_RANKS, library_bands, library_gemm_matrices
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.limits import profile_inputs
 from dragoman_agent.pal.plan import LibraryGemm
 from dragoman_agent.pal.profile import Profile
 
-_WORTH = 0.97  # of the seconds of its own choice: two readings of one algorithm differ by up to 2%, and the least of nine is lucky
+# Of the seconds of its own choice: two readings of one algorithm differ by up to 2%, and the least of nine is lucky.
+_WORTH = 0.97
+_SUBJECT = "gemm-library"
 
 
 def choose_library_gemm(
-    times: KernelTimes, model: ModelConfig, profile: Profile, off: str | None
+    times: KernelTimes, model: ModelConfig, profile: Profile, max_batch_tokens: int, off: str | None
 ) -> tuple[tuple[LibraryGemm, ...], Decision]:
-    """The quickest algorithm of each matrix where it is worth it. `off`: why nothing is to be chosen."""
-    subject, inputs = "gemm-library", profile_inputs(profile, "compute.matmul_bfloat16")
+    """The quickest algorithm of each matrix where it is worth it, of steps up to `max_batch_tokens`. `off`: why nothing is chosen."""
+    inputs = profile_inputs(profile, "compute.matmul_bfloat16")
+    bands = library_bands(max_batch_tokens)
+    if off is None and not bands:
+        off = (
+            f"no step has the {LIBRARY_BANDS[0].min_rows:,} tokens from which on the library's algorithms are compared"
+        )
     if off:
-        return (), Decision(subject, "none", off, inputs)
+        return (), Decision(_SUBJECT, "none", off, inputs)
     chosen: list[LibraryGemm] = []
     candidates: list[Candidate] = []
     gains: list[str] = []
-    for band, (n, k) in itertools.product(LIBRARY_BANDS, library_gemm_matrices(model)):
-        found = {
-            rank: times.measured(step_cost.library_gemm_call(band.timed_rows, n, k, rank))
-            for rank in (None, *LIBRARY_GEMM_RANKS)
-        }
-        seconds = {rank: taken for rank, taken in found.items() if taken is not None}
-        if None not in seconds or len(seconds) < 2:
+    for band, (n, k) in itertools.product(bands, library_gemm_matrices(model)):
+        rows = band.timed_rows(max_batch_tokens)
+        own = times.measured(step_cost.library_gemm_call(rows, n, k, None))
+        calls = {rank: step_cost.library_gemm_call(rows, n, k, rank) for rank in LIBRARY_GEMM_RANKS}
+        seconds = {rank: taken for rank, call in calls.items() if (taken := times.measured(call)) is not None}
+        if own is None or not seconds:
             continue
-        own = seconds[None]
         best = min(seconds, key=lambda rank: seconds[rank])
-        if best is not None and seconds[best] <= _WORTH * own:
-            chosen.append(LibraryGemm(n, k, band.min_rows, band.max_rows, band.timed_rows, best))
-            gains.append(f"{seconds[best] / own - 1:+.1%}")
-        else:
-            best = None
+        over = f"{seconds[best] / own - 1:+.1%}"
+        is_worth = seconds[best] <= _WORTH * own
+        if is_worth:
+            chosen.append(LibraryGemm(n, k, band.min_rows, band.max_rows, rows, best))
+            gains.append(over)
+        name = f"{n}x{k} at {rows}"
         candidates += [
             Candidate(
-                f"{n}x{k} at {band.timed_rows} {_words(rank)}",
-                taken,
-                "" if rank == best else f"{taken / seconds[best] - 1:+.1%}",
-            )
-            for rank, taken in seconds.items()
+                f"{name} by number {best + 1}",
+                seconds[best],
+                "" if is_worth else f"{over}, under the {1 - _WORTH:.0%} that count",
+            ),
+            Candidate(f"{name} by its own choice", own, "slower" if is_worth else ""),
         ]
     if not candidates:
-        return (), Decision(subject, "none", "the library's algorithms were not timed on this device", inputs)
-    rows = " and ".join(f"{band.timed_rows:,}" for band in LIBRARY_BANDS)
+        reason = "the library's algorithms were not timed on this device, which --tune now does"
+        return (), Decision(_SUBJECT, "none", reason, inputs)
     if not chosen:
-        reason = f"the library's own choice is the quickest of what it offers for {rows} rows, within {1 - _WORTH:.0%}"
-        return (), Decision(subject, "none", reason, inputs, tuple(candidates))
-    words = ", ".join(f"{one.n}x{one.k} from {one.min_rows} rows {_words(one.rank)}" for one in chosen)
+        reason = f"the library's own choice is the quickest of what it offers, within {1 - _WORTH:.0%}"
+        return (), Decision(_SUBJECT, "none", reason, inputs, tuple(candidates), unit="s")
+    words = ", ".join(f"{one.n}x{one.k} from {one.min_rows} rows by number {one.rank + 1}" for one in chosen)
     reason = (
-        f"of the algorithms that the library offers for {rows} rows these were the quickest on this device under the load of "
-        f"such products, against its own choice {', '.join(gains)}"
+        "of the algorithms that the library offers these were the quickest on this device under the load of such products, "
+        f"against its own choice {', '.join(gains)}"
     )
-    return tuple(chosen), Decision(subject, words, reason, inputs, tuple(candidates))
-
-
-def _words(rank: int | None) -> str:
-    return "by its own choice" if rank is None else f"by number {rank + 1}"
+    return tuple(chosen), Decision(_SUBJECT, words, reason, inputs, tuple(candidates), unit="s")

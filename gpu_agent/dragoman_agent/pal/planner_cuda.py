@@ -284,8 +284,8 @@ def _choose(
     library, library_decision = choose_library_prefill(
         maker, page_size, context, prefill, tuning_off or fixed or float8
     )
-    algorithms, algorithms_decision = choose_library_gemm(times, model, profile, tuning_off or fixed)
     chunk, chunk_decisions = choose_chunk(shape, prefill, num_seqs, limits, profile, off, library)
+    algorithms, algorithms_decision = choose_library_gemm(times, model, profile, chunk.alone, tuning_off or fixed)
     graphs, graphs_decision = choose_graphs(shape, num_seqs, kv_bytes, profile, tuning_off)
     decode, decode_decisions = fit_to_graphs(decode, graphs, decode_decisions)
     groups, groups_decision = choose_grouping(

@@ -22,6 +22,7 @@ from pathlib import Path
 from dragoman_agent.pal.candidates import TuningCase
 from dragoman_agent.pal.group_timing import GroupCase
 from dragoman_agent.pal.layer_timing import LayerCase
+from dragoman_agent.pal.plan import MAX_LIBRARY_ALGORITHMS
 from dragoman_agent.pal.timings import Timings, TimingsError
 
 logger = logging.getLogger(__name__)
@@ -48,13 +49,16 @@ class TuningError(Exception):
 
 
 def kernel_hash() -> str:
-    """Digest of the kernels' sources and of what compiles them: timings of others are not these kernels'."""
+    """Digest of the kernels' sources, of what compiles them, and of the library and what it is asked: timings of others are not
+    these kernels'.
+    """
     spec = importlib.util.find_spec("dragoman_kernels")
     if spec is None or not spec.submodule_search_locations:
         raise TuningError("the package dragoman_kernels is not installed; install the agent's extra")
     digest = hashlib.sha256()
     for path in sorted(Path(spec.submodule_search_locations[0], "triton").glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update(f"{MAX_LIBRARY_ALGORITHMS} algorithms".encode())
     for package in ("torch", "triton", *_LIBRARIES):
         try:
             digest.update(f"{package}=={importlib.metadata.version(package)}".encode())

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.agent.device.conformance.subjects import gpu_plan
+from tests.agent.device.conformance.tiny_model import CONFIG
 from tests.fakes.simulated_blas import SimulatedBlas
 from tests.fakes.simulated_gpu import Card, SimulatedGpu
 
 from dragoman_agent.device import cuda_blas, cuda_products
+from dragoman_agent.device.base import DeviceError
+from dragoman_agent.device.cuda_blas import BlasError
 from dragoman_agent.device.cuda_make import make_ops
 from dragoman_agent.device.cuda_ops import CudaOps
 from dragoman_agent.device.cuda_products import LibraryProducts
@@ -25,6 +31,13 @@ def aligned(rows: int, columns: int, first: int = 0) -> torch.Tensor:
     space = torch.zeros(rows * columns + 512, dtype=torch.bfloat16)
     skipped = (-space.data_ptr() % 256 + first) // 2
     return space[skipped : skipped + rows * columns].view(rows, columns)
+
+
+def made(choices: tuple[LibraryGemm, ...]) -> CudaOps:
+    """The operations of a plan with these."""
+    angles = torch.zeros(4, CONFIG.head_dim // 2)
+    plan = replace(gpu_plan("cuda"), library_gemm=choices)
+    return make_ops(CONFIG, plan, angles, angles, 8, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -79,10 +92,58 @@ def test_an_algorithm_that_is_gone_is_left_out_and_said(
     library: SimulatedBlas, caplog: pytest.LogCaptureFixture
 ) -> None:
     library.num_algorithms = 1
+    products = LibraryProducts(CHOICES)
+    assert products.missing == list(CHOICES[:2])
+    assert products.product(aligned(8, 64), aligned(96, 64)) is None
+    assert products.product(aligned(8, 96), aligned(64, 96)) is not None
     with caplog.at_level(logging.WARNING):
-        products = LibraryProducts(CHOICES)
-    assert (products.has(96, 64), products.has(64, 96)) == (False, True)
-    assert "names 1 algorithms for 96 x 64" in caplog.text and "--tune now" in caplog.text
+        made(CHOICES)
+    assert "no number 2 of its algorithms for 96 x 64" in caplog.text and "the folder timings" in caplog.text
+
+
+def test_an_algorithm_that_is_refused_for_these_rows_is_not_tried_again(
+    library: SimulatedBlas, caplog: pytest.LogCaptureFixture
+) -> None:
+    products = LibraryProducts(CHOICES)
+    library.refusal = cuda_blas.CUBLAS_STATUS_NOT_SUPPORTED
+    with caplog.at_level(logging.WARNING):
+        assert products.product(aligned(8, 64), aligned(96, 64)) is None
+    assert "for 8 rows of (96, 64): the library's own choice" in caplog.text
+    library.refusal = 0
+    assert products.product(aligned(8, 64), aligned(96, 64)) is None
+    assert products.product(aligned(16, 64), aligned(96, 64)) is not None, "others are as good as before"
+
+
+def test_no_memory_is_not_taken_for_a_refusal(library: SimulatedBlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_blas.Blas, "_status_name", lambda self, status: "CUBLAS_STATUS_ALLOC_FAILED")
+    products = LibraryProducts(CHOICES)
+    library.refusal = 3
+    with pytest.raises(BlasError, match="ALLOC_FAILED"):
+        products.product(aligned(8, 64), aligned(96, 64))
+    library.refusal = 0
+    assert products.product(aligned(8, 64), aligned(96, 64)) is not None
+
+
+def test_the_handle_goes_with_its_products(library: SimulatedBlas) -> None:
+    products = LibraryProducts(CHOICES)
+    assert library.num_open == 1
+    del products
+    gc.collect()
+    assert library.num_open == 0
+
+
+def test_a_card_without_any_algorithm_has_none_missing_but_all(library: SimulatedBlas) -> None:
+    library.rates.clear()
+    assert LibraryProducts(CHOICES).missing == list(CHOICES)
+
+
+def test_a_plan_whose_library_is_not_there_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library() -> Any:
+        raise BlasError("libcublasLt cannot be loaded (none)")
+
+    monkeypatch.setattr(cuda_products, "load_library", no_library)
+    with pytest.raises(DeviceError, match=r"cannot be loaded \(none\)\. Start with --pal-launch-tuning off"):
+        made(CHOICES)
 
 
 def test_the_models_products_take_it_but_those_with_a_bias(library: SimulatedBlas) -> None:
@@ -100,8 +161,4 @@ def test_a_plan_without_them_asks_for_no_library(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("asked for")
 
     monkeypatch.setattr(cuda_products, "load_library", no_library)
-    from tests.agent.device.conformance.subjects import gpu_plan
-    from tests.agent.device.conformance.tiny_model import CONFIG
-
-    angles = torch.zeros(4, CONFIG.head_dim // 2)
-    assert isinstance(make_ops(CONFIG, gpu_plan("cuda"), angles, angles, 8, SimpleNamespace()), CudaOps)  # type: ignore[arg-type]
+    assert isinstance(made(()), CudaOps)

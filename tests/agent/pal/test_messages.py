@@ -61,7 +61,7 @@ def test_values_lists_and_labels_arrive() -> None:
     assert groups.unit == "sequences a program"
     assert list(fields["gemm_fixed"].numbers.labels) == ["96x32-m64-n64-k128-g3-w4"]
     algorithm = fields["library_gemm"].numbers
-    assert (list(algorithm.values), list(algorithm.labels)) == ([5], ["96x32-r1536-4095"])
+    assert (list(algorithm.values), list(algorithm.labels)) == ([6], ["96x32 from 1536 rows"])
     assert fields["attention_part_tokens"].number == 256
     assert fields["library_prefill_library"].text == "cudnn"
     assert (fields["library_prefill_min_tokens"].number, fields["library_prefill_min_tokens"].unit) == (2048, "tokens")

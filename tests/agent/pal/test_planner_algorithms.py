@@ -12,7 +12,7 @@ from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.candidates import LIBRARY_BANDS, library_gemm_matrices, tuning_cases
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_calls import LibraryAlgorithm, parse_key
-from dragoman_agent.pal.plan import MAX_LIBRARY_ALGORITHMS, LibraryGemm, Plan
+from dragoman_agent.pal.plan import LibraryGemm, Plan
 from dragoman_agent.pal.planner import Limits, Switches, plan_for
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.timings import Timings
@@ -26,7 +26,7 @@ Planner = Callable[..., tuple[Plan, Decision]]
 
 @pytest.fixture
 def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) -> Planner:
-    """The plan where each algorithm takes `factors` times what the library's own choice takes at 8,192 rows, 1.02 where it says
+    """The plan where each algorithm takes `factors` times what the library's own choice takes at 6,144 rows, 1.02 where it says
     nothing; `few` are those at 2,048.
     """
 
@@ -57,19 +57,20 @@ def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) 
 
 def test_the_quickest_of_each_matrix_where_it_is_worth_it(planned: Planner) -> None:
     plan, decision = planned({GATE_UP: {5: 0.95, 6: 0.97}, QKV: {3: 0.969}, DOWN: {1: 0.98}})
-    assert plan.library_gemm == (LibraryGemm(*QKV, 4096, 0, 8192, 3), LibraryGemm(*GATE_UP, 4096, 0, 8192, 5))
+    assert plan.library_gemm == (LibraryGemm(*QKV, 4096, 0, 6144, 3), LibraryGemm(*GATE_UP, 4096, 0, 6144, 5))
     assert decision.chosen == "6144x4096 from 4096 rows by number 4, 24576x4096 from 4096 rows by number 6"
     assert "-3.1%, -5.0%" in decision.reason
     names = {candidate.name: candidate.rejected_because for candidate in decision.candidates}
-    assert names["24576x4096 at 8192 by number 6"] == "" and names["24576x4096 at 8192 by its own choice"] == "+5.3%"
-    assert names["4096x12288 at 8192 by its own choice"] == "" and names["4096x12288 at 8192 by number 2"] == "-2.0%"
-    assert len(names) == len(LIBRARY_BANDS) * 4 * (MAX_LIBRARY_ALGORITHMS + 1)
+    assert names["24576x4096 at 6144 by number 6"] == "" and names["24576x4096 at 6144 by its own choice"] == "slower"
+    assert names["4096x12288 at 6144 by its own choice"] == ""
+    assert names["4096x12288 at 6144 by number 2"] == "-2.0%, under the 3% that count"
+    assert len(names) == len(LIBRARY_BANDS) * 4 * 2 and decision.unit == "s"
 
 
 def test_fewer_rows_have_an_algorithm_of_their_own_or_none(planned: Planner) -> None:
     plan, _ = planned({QKV: {3: 0.9}}, {QKV: {2: 0.9}, DOWN: {1: 0.9}})
     assert plan.library_gemm == (
-        LibraryGemm(*QKV, 1536, 4095, 2048, 2), LibraryGemm(*DOWN, 1536, 4095, 2048, 1), LibraryGemm(*QKV, 4096, 0, 8192, 3),
+        LibraryGemm(*QKV, 1536, 4095, 2048, 2), LibraryGemm(*DOWN, 1536, 4095, 2048, 1), LibraryGemm(*QKV, 4096, 0, 6144, 3),
     )  # fmt: skip
 
 
@@ -81,7 +82,21 @@ def test_only_rows_that_a_step_has_are_timed(
         cases = tuning_cases(card(), shapes("qwen3-8b"), replace(plan, max_batch_tokens=chunk))
         return {case.shape["m"] for case in cases if case.kind == "gemm-library"}
 
-    assert (timed(1024), timed(2048), timed(8192)) == (set(), {2048}, {2048, 8192})
+    assert (timed(1024), timed(1600), timed(2048), timed(6144), timed(16384)) == (
+        set(), {1600}, {2048}, {2048, 6144}, {2048, 8192},
+    )  # fmt: skip
+
+
+def test_a_plan_of_short_steps_says_that_none_is_so_long(planned: Planner) -> None:
+    plan, decision = planned({}, limits=Limits(latency_target_seconds=0.01))
+    assert plan.max_batch_tokens < 1536 and plan.library_gemm == ()
+    assert "no step has the 1,536 tokens" in decision.reason
+
+
+def test_what_was_timed_for_a_longer_step_is_not_planned_for_a_shorter(planned: Planner) -> None:
+    plan, _ = planned({QKV: {3: 0.9}}, {QKV: {2: 0.9}}, limits=Limits(latency_target_seconds=0.02))
+    assert plan.max_batch_tokens == 2048
+    assert plan.library_gemm == (LibraryGemm(*QKV, 1536, 4095, 2048, 2),)
 
 
 def test_what_scatters_as_much_is_no_reason(planned: Planner) -> None:
