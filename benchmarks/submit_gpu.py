@@ -8,23 +8,26 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from benchmarks.card import Result, keep, result, usable_gpu
 from benchmarks.gpu_setup import CACHE, LIMITS, Loaded
 
 from dragoman_agent.device import cuda
+from dragoman_agent.device.base import StepBatch
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.device.warm_up import decode_batch
 from dragoman_agent.model.source import open_model
+from dragoman_agent.pal.plan import Plan
 from dragoman_agent.pal.planner import Switches, plan_for
 from dragoman_agent.pal.probe import profile_device
 
 BATCHES = (1, 32, 256)
-CONTEXT = 512
+CONTEXT = 512  # at first
 NUM_STEPS = 300
 NUM_SAMPLES = 3  # as many parts of the steps, one behind the other, whose medians they are
 PREDICTED_US = 112.0  # of submit at 1 and at 256: NOTES.md, "Host work a step": 125 to 158, less 25 to 35
@@ -43,6 +46,29 @@ def timed(owner: Any, name: str, into: dict[str, list[float]]) -> None:
     setattr(owner, name, call)
 
 
+def steps(plan: Plan, batch: int) -> Iterator[StepBatch]:
+    """Decode steps one behind the other, as the engine makes them: what stays is the same array, and each sequence begins its pages in
+    other steps than its neighbours.
+    """
+    size, one = np.int32(plan.page_size), np.int32(1)
+    whole = decode_batch(plan, batch, CONTEXT + NUM_STEPS + 1)
+    rows = np.arange(batch)
+    positions = np.int32(CONTEXT - 1) - (rows % size).astype(np.int32)
+    coming, tables = np.int32(-1) - rows.astype(np.int32), np.zeros((batch, 0), np.int32)
+    for nth in range(NUM_STEPS + 1):
+        width = int(positions.max() // size) + 1
+        if nth == 0 or (positions % size == 0).any():
+            is_used = np.arange(width) <= (positions // size)[:, None]
+            tables = np.where(is_used, whole.block_tables[:, :width], np.int32(0))
+        context_lens = positions + one
+        yield replace(
+            whole, step=nth, token_ids=coming if nth else whole.token_ids, positions=positions, context_lens=context_lens,
+            slot_mapping=tables[rows, positions // size] * size + positions % size, block_tables=tables,
+            sampling=replace(whole.sampling, cursors=positions),
+        )  # fmt: skip
+        positions = context_lens
+
+
 def measure(device: CudaDevice, batch: int) -> dict[str, list[float]]:
     """Seconds of each part. Steps handed over one behind the other, as in service; the device is waited for outside of what is timed."""
     parts: dict[str, list[float]] = {}
@@ -52,15 +78,13 @@ def measure(device: CudaDevice, batch: int) -> dict[str, list[float]]:
     kept = [(owner, name, owner.__dict__.get(name)) for owner, name in owners]
     for owner, name in owners:
         timed(owner, name, parts)
-    step = decode_batch(device._plan, batch, CONTEXT)
+    first, *others = steps(device._plan, batch)
     for _ in range(NUM_STEPS):
         begin = time.perf_counter()
-        with device._stepping(step):
-            pass
+        device._queue(first, lambda: None)
         parts.setdefault("contexts", []).append(time.perf_counter() - begin)
-    handles = [device.submit(step)]
-    for _ in range(NUM_STEPS):
-        step.sampling.cursors = step.sampling.cursors + 1
+    handles = [device.submit(first)]
+    for step in others:
         begin = time.perf_counter()
         handles.append(device.submit(step))
         parts.setdefault("submit", []).append(time.perf_counter() - begin)
@@ -87,6 +111,11 @@ def submit_result(model: str, batch: int, parts: dict[str, list[float]], *, earl
     return result("submit", case, "microseconds", "us", samples, predicted=PREDICTED_US, note=note)
 
 
+def _num_blocks(plan: Plan) -> int:
+    """That the largest batch has in its last step."""
+    return BATCHES[-1] * -(-(CONTEXT + NUM_STEPS + 1) // plan.page_size)
+
+
 def main() -> None:
     """Every batch by both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,7 +125,9 @@ def main() -> None:
     source = open_model(f"random:{options.model}", Path())
     profile, _ = profile_device(usable_gpu(), CACHE)
     plan, _ = plan_for(profile, source.config, LIMITS, Switches())
-    plan = replace(plan, graph_batch_sizes=BATCHES, mixed_graph_tokens=(), num_blocks=min(plan.num_blocks, 8192))
+    plan = replace(
+        plan, graph_batch_sizes=BATCHES, mixed_graph_tokens=(), num_blocks=min(plan.num_blocks, 1 + _num_blocks(plan))
+    )
     loaded = Loaded(source)
     results: list[Result] = []
     for early in (0, BATCHES[-1]):

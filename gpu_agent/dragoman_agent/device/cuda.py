@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import is_
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -49,6 +50,8 @@ from dragoman_kernels.triton.sampling import SamplingWorkspace, sample_rows
 from dragoman_kernels.triton.step_inputs import HEAD_WORDS, StepInputs, resolve_tokens
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _NEVER: tuple[Any, ...] = (None,) * 5  # no step is known by it
 _RING = 3  # steps whose host buffers may be under way at once
@@ -143,9 +146,12 @@ class CudaDevice(CudaPrepare):
         self._sampled_ids, self._finite = self._results
         self._decode_drawn = Drawn(self._inputs.temperatures, self._inputs.uniforms, self._sampled_ids, self._finite)
         words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
-        self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
-        self._packed = torch.zeros(words, dtype=torch.int32, device=device)
-        self._packed_heads = Heads(self._packed)
+        with torch.inference_mode(
+            False
+        ):  # a step of decode copies to these outside of the mode, which costs the host to enter
+            self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
+            self._packed = torch.zeros(words, dtype=torch.int32, device=device)
+            self._packed_heads = Heads(self._packed)
         self._serial = 0
         self._awaits_sampling = False
         self._uniforms = UniformsAhead()
@@ -185,13 +191,16 @@ class CudaDevice(CudaPrepare):
             raise DeviceError(f"Step {batch.step} is malformed: {error}") from error
         if self._awaits_sampling:
             raise DeviceError(f"Step {batch.step} was submitted before the sampling of the step before was supplied.")
-        with self._stepping(batch):
-            return self._run(batch)
+        return self._queue(batch, partial(self._run, batch))
 
-    def _stepping(self, batch: StepBatch) -> AbstractContextManager[None]:
-        """On the stream of the steps, entered once a step."""
-        no_room = f"a step of {len(batch.token_ids)} tokens does not fit"
-        return self._on_stream(f"Step {batch.step} failed on the GPU", no_room)
+    def _queue(self, batch: StepBatch, work: Callable[[], T]) -> T:
+        """`work` of a step on the stream of the steps, where the thread stays."""
+        try:
+            self._runtime.stay_on(self._stream)
+            return work()
+        except self._wrong as error:
+            no_room = f"a step of {len(batch.token_ids)} tokens does not fit"
+            self._fail(error, f"Step {batch.step} failed on the GPU", no_room)
 
     def group_rows(self, rows: int) -> None:
         """See GroupingDevice."""
@@ -233,10 +242,11 @@ class CudaDevice(CudaPrepare):
             logits = self._graphs.replay(size)
             self._drawn = self._decode_drawn
         else:
-            logits, hidden = self._mixed_step(batch, slot)
-            pooled = hidden[: len(batch.pool_seqs)].float() if len(batch.pool_seqs) else None
-            if len(batch.score_rows):
-                scores = score_hidden(hidden[len(batch.pool_seqs) :], batch, self._head)
+            with torch.inference_mode():
+                logits, hidden = self._mixed_step(batch, slot)
+                pooled = hidden[: len(batch.pool_seqs)].float() if len(batch.pool_seqs) else None
+                if len(batch.score_rows):
+                    scores = score_hidden(hidden[len(batch.pool_seqs) :], batch, self._head)
         self._logits = logits
         self._num_sampled = num_rows
         self._awaits_sampling = batch.sampling_follows
@@ -250,8 +260,7 @@ class CudaDevice(CudaPrepare):
         self, batch: StepBatch, slot: StepSlot, logits: torch.Tensor, sampling: SamplingBatch
     ) -> Sampled | None:
         self._awaits_sampling = False
-        with self._stepping(batch):
-            return self._finish(slot, logits, sampling)
+        return self._queue(batch, partial(self._finish, slot, logits, sampling))
 
     def _finish(self, slot: StepSlot, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled | None:
         """Draw what is left to draw and send the results to the host; on the stream of the steps."""
@@ -264,9 +273,12 @@ class CudaDevice(CudaPrepare):
 
     def _draw_others(self, logits: torch.Tensor, sampling: SamplingBatch) -> Sampled | None:
         """Draw again what temperature alone does not draw; the logprobs that rows ask for."""
-        # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
-        is_drawn = bool(len(sampling.temperatures)) and self._redraw.draw(logits, sampling, self._sampling, self._drawn)
-        sampled = logprobs_of(logits, self._sampled_ids, self._finite, sampling)
+        with torch.inference_mode():
+            # The others keep what the kernel drew: how a row is drawn must not depend on its neighbours.
+            is_drawn = bool(len(sampling.temperatures)) and self._redraw.draw(
+                logits, sampling, self._sampling, self._drawn
+            )
+            sampled = logprobs_of(logits, self._sampled_ids, self._finite, sampling)
         self._plain = _NEVER if is_drawn or sampled is not None else _asked(sampling)
         return sampled
 

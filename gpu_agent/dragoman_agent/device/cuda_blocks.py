@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import NoReturn
 
 import torch
 
@@ -86,19 +87,21 @@ class CudaBlocks:
 
     @contextmanager
     def _on_stream(self, failed: str, no_room: str) -> Iterator[None]:
-        """On the stream of the steps, where the thread stays; what goes wrong inside is a DeviceError that begins with one of these
-        words.
-        """
+        """On the stream of the steps, where the thread stays; what goes wrong inside is as `_fail` has it."""
         try:
             self._runtime.stay_on(self._stream)
             with torch.inference_mode():
                 yield
         except self._wrong as error:
-            what = first_line(error)
-            if not is_no_memory(what):
-                raise DeviceError(f"{failed}: {what}") from error
-            self._release_unused()
-            raise DeviceMemoryError(f"{no_room}: {what}") from None
+            self._fail(error, failed, no_room)
+
+    def _fail(self, error: Exception, failed: str, no_room: str) -> NoReturn:
+        """Raise a DeviceError that begins with one of these words."""
+        what = first_line(error)
+        if not is_no_memory(what):
+            raise DeviceError(f"{failed}: {what}") from error
+        self._release_unused()
+        raise DeviceMemoryError(f"{no_room}: {what}") from None
 
     def _release_unused(self) -> None:
         """Give back what no tensor holds, so that another try finds it whole."""

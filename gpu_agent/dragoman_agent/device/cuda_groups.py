@@ -34,6 +34,7 @@ class GroupWords:
         """Queue what is wanted on the current stream, behind the steps under way; the host waits for nothing."""
         if self._wanted == self._written:
             return
-        for one, word in self._words.items():
-            word.fill_(min(self._wanted, one.rows))
+        with torch.inference_mode():  # in which a load makes the words
+            for one, word in self._words.items():
+                word.fill_(min(self._wanted, one.rows))
         self._written = self._wanted

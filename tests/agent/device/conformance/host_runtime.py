@@ -59,7 +59,8 @@ class HostGraph(Generic[T]):
         self.made = work()
 
     def replay(self) -> None:
-        cast(torch.Tensor, self.made).copy_(cast(torch.Tensor, self._work()))
+        with torch.inference_mode():  # no mode matters to a graph
+            cast(torch.Tensor, self.made).copy_(cast(torch.Tensor, self._work()))
 
     def pool(self) -> None:
         """Nothing is shared."""
