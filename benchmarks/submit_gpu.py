@@ -30,7 +30,7 @@ BATCHES = (1, 32, 256)
 CONTEXT = 512  # at first
 NUM_STEPS = 300
 NUM_SAMPLES = 3  # as many parts of the steps, one behind the other, whose medians they are
-PREDICTED_US = 112.0  # of submit at 1 and at 256: NOTES.md, "Host work a step": 125 to 158, less 25 to 35
+PREDICTED_US = 85.0  # of submit at 1 (65 to 75) and at 256 (80 to 95): NOTES.md, "Host work a step"
 
 
 def timed(owner: Any, name: str, into: dict[str, list[float]]) -> None:
