@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from dragoman_agent.device.base import DeviceError, SamplingBatch, StepBatch, StepResult
 from dragoman_agent.device.error_text import first_line
-from dragoman_agent.device.torch_runtime import Event, Runtime
+from dragoman_agent.device.torch_runtime import Event, Runtime, Stream
 from dragoman_agent.engine.packed_copy import send
 from dragoman_agent.engine.sampler import Sampled, score
 
@@ -69,6 +71,7 @@ class StepSlot:
         self.begin, self.end = runtime.new_event(), runtime.new_event()
         self._runtime = runtime
         self._clock: DeviceClock | None = None
+        self._reading: Stream | None = None
         self._handle: TorchStepHandle | None = None
 
     def take_over(self) -> None:
@@ -82,6 +85,12 @@ class StepSlot:
         if self._clock is None:
             self._clock = DeviceClock(self._runtime)
         return self._clock.at(self.end)
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """On a stream where a copy need not wait for the steps behind this one, which are in the stream of the thread."""
+        if self._reading is None:
+            self._reading = self._runtime.new_stream()
+        return self._runtime.on(self._reading)
 
     def hand_to(self, handle: TorchStepHandle) -> None:
         """The buffers are this step's now."""
@@ -145,6 +154,13 @@ class TorchStepHandle:
         seconds = slot.begin.elapsed_time(slot.end) * 1e-3
         host = slot.host_results[:, : self._num_rows]
         result = StepResult(host[0].copy(), host[1].astype(np.bool_), seconds=seconds)
+        if any(part is not None for part in (self._sampled, self._pooled, self._scores)):
+            with slot.beside():
+                self._read_more(result)
+        return result
+
+    def _read_more(self, result: StepResult) -> None:
+        """What only some steps have, by copies that are waited for."""
         if self._sampled is not None:
             _add_logprobs(result, self._sampled)
         if self._pooled is not None:
@@ -154,7 +170,6 @@ class TorchStepHandle:
             result.score_logprobs = logprobs.cpu().numpy()
             result.score_top_ids = None if top_ids is None else top_ids.cpu().numpy()
             result.score_top_logprobs = None if top_logprobs is None else top_logprobs.cpu().numpy()
-        return result
 
 
 def score_hidden(hidden: Tensor, batch: StepBatch, head: Callable[[Tensor], Tensor]) -> Scores:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,8 @@ pytest.importorskip("torch")
 import torch
 
 from dragoman_agent.device.base import DeviceError
-from dragoman_agent.device.torch_steps import Heads, TorchStepHandle
+from dragoman_agent.device.torch_steps import Heads, StepSlot, TorchStepHandle
+from dragoman_agent.engine.sampler import Sampled
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 100])
@@ -23,6 +26,62 @@ def test_heads_hold_what_is_asked_for_and_little_more(size: int) -> None:
         head = heads.of(num)
         assert num <= len(head) < 2 * num and torch.equal(head, whole[: len(head)])
         assert head.data_ptr() == whole.data_ptr() and heads.of(num) is head
+
+
+class CurrentRuntime:
+    """Implements Runtime as far as a slot needs it; knows the current stream, which is that of the steps at first."""
+
+    def __init__(self) -> None:
+        self.current: object = "steps"
+        self.num_streams = 0
+
+    def pinned(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    def new_event(self) -> Any:
+        return SimpleNamespace(synchronize=lambda: None, elapsed_time=lambda end: 1.0)
+
+    def new_stream(self) -> Any:
+        self.num_streams += 1
+        return SimpleNamespace()
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+class Copied:
+    """A tensor on a device that notes in which stream it is copied from there."""
+
+    def __init__(self, runtime: CurrentRuntime) -> None:
+        self.runtime = runtime
+        self.streams: list[object] = []
+
+    def int(self) -> Copied:
+        return self
+
+    def cpu(self) -> torch.Tensor:
+        self.streams.append(self.runtime.current)
+        return torch.zeros(1)
+
+
+@pytest.mark.parametrize("part", ["sampled", "pooled", "scores"])
+def test_no_result_waits_for_the_step_behind(part: str) -> None:
+    """Which is in the stream of the steps already, where the thread stays: a copy in it would come after."""
+    runtime: Any = CurrentRuntime()
+    slot = StepSlot(runtime, 8, 2)
+    copied: Any = Copied(runtime)
+    parts = {
+        "sampled": {"pooled": None, "scores": None, "sampled": Sampled(copied, copied, copied, copied, copied)},
+        "pooled": {"pooled": copied, "scores": None}, "scores": {"pooled": None, "scores": (copied, copied, copied)},
+    }[part]  # fmt: skip
+    for _ in range(2):
+        result = TorchStepHandle(slot, (RuntimeError,), 2, **parts).result()
+        assert result.token_ids.tolist() == [0, 0]
+    assert len(copied.streams) == (2 if part == "pooled" else 6)
+    assert "steps" not in copied.streams and runtime.current == "steps" and runtime.num_streams == 1
 
 
 def test_a_failed_step_says_what_went_wrong_and_not_how_to_debug_torch() -> None:
