@@ -91,7 +91,9 @@ class Runtime(Protocol):
         """What is queued inside goes to `stream`."""
 
     def stay_on(self, stream: Stream) -> None:
-        """What this thread queues from now on goes to `stream`: less for the host than `on`, which looks for what was before."""
+        """What this thread queues from now on goes to `stream`: less for the host than `on`, which looks for what was before. A copy
+        that is waited for comes behind all that is there.
+        """
 
     def new_event(self) -> Event:
         """An event that takes the time."""
