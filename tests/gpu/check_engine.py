@@ -9,12 +9,13 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.card import usable_gpu
+
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.engine.core import EngineCore
 from dragoman_agent.engine.local import build_core, run_all
 from dragoman_agent.engine.messages import Delta, Failed, Sampling, Start, Stop
 from dragoman_agent.model.source import open_model
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.planner import Limits
 from dragoman_agent.pal.planner_cuda import plan_cuda
 from dragoman_agent.pal.probe import profile_device
@@ -82,8 +83,10 @@ def check_concurrent(core: EngineCore) -> int:
 
 def main() -> int:
     """Run both."""
+    if len(sys.argv) < 2:
+        sys.exit("which model? See the first lines of this file")
     source = open_model(sys.argv[1], Path())
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    found = usable_gpu()
     profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
     plan, _ = plan_cuda(profile, source.config, Limits(max_num_seqs=64, memory_utilization=0.2))
     device = CudaDevice()

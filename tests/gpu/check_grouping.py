@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import torch
+from benchmarks.card import usable_gpu
 
 from dragoman_agent.device.cuda_tuning import time_cases
 from dragoman_agent.pal.group_timing import GROUP_ROWS, KIND
@@ -122,6 +123,7 @@ def told(seconds: dict[str, float | str]) -> bool:
 
 def main() -> None:
     """Bits, then times."""
+    usable_gpu()
     device, good = torch.device("cuda"), True
     torch.manual_seed(0)
     for heads, kv_heads, dim, splits in SHAPES:

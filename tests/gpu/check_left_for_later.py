@@ -127,16 +127,16 @@ def check(name: str, opened: Callable[[bool], Any], source: ModelSource, plan: P
 
 def main() -> int:
     """The plan of the model as it is, and the deterministic one."""
+    from benchmarks.card import usable_gpu
     from benchmarks.gpu_setup import Loaded
 
     from dragoman_agent.model.source import open_model
-    from dragoman_agent.pal.attributes import take_inventory
     from dragoman_agent.pal.planner import Limits, Switches, plan_for
     from dragoman_agent.pal.probe import profile_device
 
     name = sys.argv[1] if len(sys.argv) > 1 else "qwen3-0.6b"
     source = open_model(f"random:{name}", Path())
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    found = usable_gpu()
     profile, _ = profile_device(found, PROFILES)
     loaded, num_off = Loaded(source), 0
     for label, is_exact in (("usual", False), ("deterministic", True)):

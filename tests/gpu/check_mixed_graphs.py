@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.card import usable_gpu
 from benchmarks.gpu_setup import Loaded
 
 from dragoman_agent.device.base import DeviceError, SamplingBatch, StepBatch
 from dragoman_agent.device.cuda import CudaDevice
 from dragoman_agent.model.source import open_model
-from dragoman_agent.pal.attributes import take_inventory
 from dragoman_agent.pal.plan import LibraryPrefill, Plan, PrefillAttention
 from dragoman_agent.pal.planner import Limits, Switches, plan_for
 from dragoman_agent.pal.probe import profile_device
@@ -142,7 +142,7 @@ def main() -> int:
     """Every step by both."""
     name = sys.argv[1] if len(sys.argv) > 1 else "qwen3-0.6b"
     source = open_model(f"random:{name}", Path())
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    found = usable_gpu()
     profile, _ = profile_device(found, PROFILES)
     plan, decisions = plan_for(profile, source.config, LIMITS, Switches())
     fixed, _ = plan_for(profile, source.config, replace(LIMITS, deterministic=True), Switches())

@@ -21,14 +21,15 @@ def plans(model: Any) -> tuple[dict[str, Any], str]:
     """The plan from the profile alone, one with every product of few rows our own and dependent launch, one that keeps K and V in
     eight bits, whose scales are found over sixteen; the capability.
     """
-    from dragoman_agent.pal.attributes import take_inventory
+    from benchmarks.card import usable_gpu
+
     from dragoman_agent.pal.plan import GemmDecode
     from dragoman_agent.pal.planner import Limits, Switches, plan_for
     from dragoman_agent.pal.probe import profile_device
     from dragoman_agent.pal.step_cost import matrices
     from dragoman_kernels.triton.launches import GEMM_LAUNCHES
 
-    found = next(d for d in take_inventory().devices if d.facts.kind == "cuda")
+    found = usable_gpu()
     profile, _ = profile_device(found, Path("/tmp/dragoman-check"))
     limits = Limits(max_context_tokens=4096, max_num_seqs=32, memory_utilization=0.15)
     plan, _ = plan_for(profile, model, limits, Switches())

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import torch
+from benchmarks.card import usable_gpu
 
 from dragoman_agent.device.cuda_library import AttentionSizes, CudnnAttention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
@@ -79,6 +80,7 @@ def check(heads: int, kv_heads: int, dim: int, page: int) -> bool:
 
 def main() -> None:
     """Every shape and page."""
+    usable_gpu()
     results = [check(*heads, page) for heads in HEADS for page in PAGES]
     sys.exit(0 if all(results) else 1)
 

@@ -146,9 +146,8 @@ class CudaDevice(CudaPrepare):
         self._sampled_ids, self._finite = self._results
         self._decode_drawn = Drawn(self._inputs.temperatures, self._inputs.uniforms, self._sampled_ids, self._finite)
         words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
-        with torch.inference_mode(
-            False
-        ):  # a step of decode copies to these outside of the mode, which costs the host to enter
+        # Steps of decode copy to these outside of the mode, which costs the host to enter.
+        with torch.inference_mode(False):
             self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
             self._packed = torch.zeros(words, dtype=torch.int32, device=device)
             self._packed_heads = Heads(self._packed)
