@@ -6,8 +6,8 @@
 # pal: step model, the ablation's twelve cells in one run, another card's profile. plan: plan quality, a small card out of this one;
 # quicker after pal on the same machine, whose kernels are timed by then.
 # peer: ours and transformers in the same minutes; without MODEL the two small ones, each with half of the time.
-# The raw results and logs go to OUT/GROUP.tar, packed anew every few seconds and at the end, so that a machine that is taken
-# away has left them; benchmarks.record_gpu records the *.json in it.
+# The raw results and logs go to OUT/GROUP.tar, packed anew every few seconds and at the end, so that a run that is
+# cut off has left them; benchmarks.record_gpu records the *.json in it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?a folder for the raw results}
