@@ -141,6 +141,11 @@ class Sequence:
         """Whether the next token may be sent. An embedding needs none."""
         return self.num_tokens - self.num_prompt < self.request.credit or self.request.is_embedding
 
+    @property
+    def can_park(self) -> bool:
+        """Whether it runs with no token under way: that one would be lost, though it may be sent, and nobody would ask for it."""
+        return self.status is Status.RUNNING and not self.future_step
+
     def move_to(self, status: Status) -> None:
         """Change state. Raises RuntimeError for a change that has no meaning."""
         if status not in _ALLOWED[self.status]:

@@ -117,8 +117,7 @@ class Scheduler:
         for sequence in request.sequences:
             if not sequence.has_credit:
                 continue
-            sequence.credit_since = None
-            self._out_of_credit.discard(sequence)
+            self._forget_credit_since(sequence)
             if sequence.status is Status.PARKED:
                 self.parked.discard(sequence)
                 sequence.move_to(Status.WAITING)
@@ -133,7 +132,7 @@ class Scheduler:
                 self._out_of_credit.discard(sequence)
             elif now - since >= CREDIT_TIMEOUT_SECONDS:
                 overdue[id(sequence.request)] = sequence.request
-            elif now - since >= PARK_SECONDS and sequence.status is Status.RUNNING:
+            elif now - since >= PARK_SECONDS and sequence.can_park:
                 self._park(sequence)
         return list(overdue.values())
 
@@ -220,6 +219,10 @@ class Scheduler:
             sequence.credit_since = now
             self._out_of_credit.add(sequence)
 
+    def _forget_credit_since(self, sequence: Sequence) -> None:
+        sequence.credit_since = None
+        self._out_of_credit.discard(sequence)
+
     def _grow(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Give `sequence` the block its next token needs, preempting others; False when it was preempted itself."""
         while self.pool.append(sequence.block_table) is None:
@@ -231,6 +234,8 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
         self._release(victim)
+        if victim.has_credit:  # for the token that was under way, which is lost
+            self._forget_credit_since(victim)
         victim.move_to(Status.WAITING)
         plan.preempted.append(victim)
         self.num_preemptions += 1
@@ -314,11 +319,10 @@ class Scheduler:
 
     def _park_one(self) -> bool:
         """Take row and blocks from a sequence that cannot use them for want of credit; False when there is none."""
-        for sequence in self._out_of_credit:
-            if sequence.status is Status.RUNNING:
-                self._park(sequence)
-                return True
-        return False
+        idle = next((s for s in self._out_of_credit if s.can_park), None)
+        if idle is not None:
+            self._park(idle)
+        return idle is not None
 
     def _park(self, sequence: Sequence) -> None:
         self._release(sequence)
