@@ -190,5 +190,5 @@ def _add_logprobs(result: StepResult, sampled: Sampled) -> None:
     if sampled.logprobs is not None:
         result.logprobs = sampled.logprobs.cpu().numpy()
     if sampled.top_ids is not None and sampled.top_logprobs is not None:
-        result.top_ids = sampled.top_ids.int().cpu().numpy()
+        result.top_ids = sampled.top_ids.cpu().int().numpy()
         result.top_logprobs = sampled.top_logprobs.cpu().numpy()
