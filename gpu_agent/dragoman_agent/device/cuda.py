@@ -148,7 +148,8 @@ class CudaDevice(CudaPrepare):
         words = 5 * plan.max_batch_tokens + rows * (self._max_num_blocks + 16) + 1024
         # Steps of decode copy to these outside of the mode, which costs the host to enter.
         with torch.inference_mode(False):
-            self._slots = [StepSlot(self._runtime, words, rows) for _ in range(_RING)]
+            reading = self._runtime.new_stream()
+            self._slots = [StepSlot(self._runtime, reading, words, rows) for _ in range(_RING)]
             self._packed = torch.zeros(words, dtype=torch.int32, device=device)
             self._packed_heads = Heads(self._packed)
         self._serial = 0

@@ -62,16 +62,15 @@ class Heads:
 class StepSlot:
     """Pinned buffers and events of one step; the next one to use them takes them over."""
 
-    def __init__(self, runtime: Runtime, num_words: int, num_rows: int) -> None:
-        """`num_words` int32 of metadata go in, token id and flag of `num_rows` come out."""
+    def __init__(self, runtime: Runtime, reading: Stream, num_words: int, num_rows: int) -> None:
+        """`num_words` int32 of metadata go in, token id and flag of `num_rows` come out. `reading`: a stream apart from the steps'."""
         self.staging = runtime.pinned((num_words,), torch.int32)
         self.host, self.staging_heads = self.staging.numpy(), Heads(self.staging)
         self.results = runtime.pinned((2, num_rows), torch.int32)
         self.host_results = self.results.numpy()
         self.begin, self.end = runtime.new_event(), runtime.new_event()
-        self._runtime = runtime
+        self._runtime, self._reading = runtime, reading
         self._clock: DeviceClock | None = None
-        self._reading: Stream | None = None
         self._handle: TorchStepHandle | None = None
 
     def take_over(self) -> None:
@@ -88,8 +87,6 @@ class StepSlot:
 
     def beside(self) -> AbstractContextManager[Any]:
         """On a stream where a copy need not wait for the steps behind this one, which are in the stream of the thread."""
-        if self._reading is None:
-            self._reading = self._runtime.new_stream()
         return self._runtime.on(self._reading)
 
     def hand_to(self, handle: TorchStepHandle) -> None:

@@ -71,7 +71,7 @@ class Copied:
 def test_no_result_waits_for_the_step_behind(part: str) -> None:
     """Which is in the stream of the steps already, where the thread stays: a copy in it would come after."""
     runtime: Any = CurrentRuntime()
-    slot = StepSlot(runtime, 8, 2)
+    slot = StepSlot(runtime, runtime.new_stream(), 8, 2)
     copied: Any = Copied(runtime)
     parts = {
         "sampled": {"pooled": None, "scores": None, "sampled": Sampled(copied, copied, copied, copied, copied)},
