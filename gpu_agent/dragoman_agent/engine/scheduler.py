@@ -356,8 +356,7 @@ class Scheduler:
     # Results.
 
     def launched(self, plan: StepPlan, sampled: list[Sequence], step: int) -> None:
-        """`step` of `plan` is under way: what it computes counts as computed, and `sampled` have a token coming,
-        those in decode first."""
+        """`step` of `plan` is under way: what it computes counts as computed, `sampled` (decodes first) have a token coming."""
         self.num_steps = step
         for sequence in plan.decodes:  # all are sampled
             sequence.num_computed += 1
