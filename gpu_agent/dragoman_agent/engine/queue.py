@@ -42,7 +42,8 @@ class WaitingQueue:
         return id(sequence) in self._class_of
 
     def push(self, sequence: Sequence, now: float) -> None:
-        """Add a sequence."""
+        """Add a sequence. One that ran before waits anew."""
+        sequence.queued = now if sequence.num_charged else None
         self._insert(sequence, sequence.class_at(now), now)
         self.num_tokens += len(sequence.token_ids)
 
@@ -92,7 +93,7 @@ class WaitingQueue:
             due = min(due, request.deadline)
         heapq.heappush(tenant.heap, (due, next(self._order), sequence))
         if index > 0:
-            rises = max(now, request.arrived + (request.priority - index + 1) * AGING_SECONDS)
+            rises = max(now, sequence.waits_since + (request.priority - index + 1) * AGING_SECONDS)
             heapq.heappush(self._by_age, (rises, next(self._order), sequence))
 
     def _age(self, now: float) -> None:

@@ -71,6 +71,12 @@ class Request:
         """Output tokens handed out over all choices, those delivered before a resume included."""
         return self.num_delivered_tokens + sum(s.num_sent for s in self.sequences)
 
+    def lacks_credit_since(self, moment: float) -> bool:
+        """Whether none of its live choices could go on since then for want of credit. One that could waits for the engine, and its
+        client, whose credit counts from the choice furthest behind, for its tokens.
+        """
+        return all(s.credit_since is not None and s.credit_since <= moment for s in self.sequences if s.is_alive)
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -93,6 +99,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     row: int = -1  # row of the persistent batch while RUNNING
     effective_class: int = 0
+    queued: float | None = None  # since when it waits, where it ran before; else since its request arrived
     num_charged: int = 0  # tokens that its tenant has paid for: a preempted sequence does not pay twice
     credit_since: float | None = None  # since when it is out of credit
     stop_ids: frozenset[int] = frozenset()
@@ -163,7 +170,12 @@ class Sequence:
 
     def class_at(self, now: float) -> int:
         """Priority class with aging: waiting long makes any sequence interactive."""
-        return max(0, self.request.priority - int((now - self.request.arrived) / AGING_SECONDS))
+        return max(0, self.request.priority - int((now - self.waits_since) / AGING_SECONDS))
+
+    @property
+    def waits_since(self) -> float:
+        """What it aged by before it ran is spent: who has run long would else come before all who are new, and be preempted by none."""
+        return self.request.arrived if self.queued is None else self.queued
 
 
 def new_request(message: Start | StartEmbed, now: float, root: bytes, page_size: int, capacity_tokens: int) -> Request:

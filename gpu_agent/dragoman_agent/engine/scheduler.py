@@ -124,13 +124,13 @@ class Scheduler:
                 self.waiting.push(sequence, now)
 
     def credit_timeouts(self, now: float) -> list[Request]:
-        """Park what lacked credit for 10 s; the requests that lacked it for 60 s."""
+        """Park what lacked credit for 10 s; the requests of which no choice had any for 60 s."""
         overdue: dict[int, Request] = {}
         for sequence in list(self._out_of_credit):
             since = sequence.credit_since
             if since is None or not sequence.is_alive:
                 self._out_of_credit.discard(sequence)
-            elif now - since >= CREDIT_TIMEOUT_SECONDS:
+            elif sequence.request.lacks_credit_since(now - CREDIT_TIMEOUT_SECONDS):
                 overdue[id(sequence.request)] = sequence.request
             elif now - since >= PARK_SECONDS and sequence.can_park:
                 self._park(sequence)
