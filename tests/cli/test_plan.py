@@ -149,6 +149,7 @@ def test_this_machine_is_planned_for_without_a_profile(dragoman: Dragoman) -> No
         ((*SMALL, "--pal", "of"), ("--pal: 'of' is not one of on, off",), 2),
         ((*SMALL, "--pal-arena", "no"), ("--pal-arena: 'no'",), 2),
         ((*SMALL, "--memory-utilization", "2"), ("--memory-utilization",), 2),
+        (("--model", "smollm2-135m", "--dtype", "int4"), ("--dtype int4 is not one the CPU computes in",), 1),
         ((*SMALL, "--dtype", "int8"), ("--dtype int8 is for the CPU", "computes in bfloat16"), 1),
         ((), ("--model",), 2),
     ],

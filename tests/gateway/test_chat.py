@@ -251,7 +251,7 @@ def test_s06_a_request_may_not_bring_a_template(alphabet: Any) -> None:
     error = alphabet.refused(PATH, messages=HI, chat_template="{% for i in range(10**9) %}x{% endfor %}")
     assert (error["param"], error["code"]) == ("chat_template", "unsupported_parameter")
     error = alphabet.refused(PATH, messages=HI, chat_template_kwargs={"messages": []})
-    assert "chat_template_kwargs" in error["message"]
+    assert "chat_template_kwargs" in error["message"] and error["param"] == "chat_template_kwargs"
 
 
 def test_continue_final_message_leaves_it_open(alphabet: Any) -> None:

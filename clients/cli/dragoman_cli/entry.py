@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -15,4 +16,6 @@ def main() -> None:
         if wants_traceback():
             raise
         sys.exit(f"dragoman: {import_problem(error)}")
+    except KeyboardInterrupt:  # while it was imported
+        sys.exit(128 + signal.SIGINT)
     run()

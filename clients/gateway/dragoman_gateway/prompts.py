@@ -86,7 +86,8 @@ def template_error(error: ValueError) -> ApiError:
     message = str(error)
     if isinstance(error, TemplateError):
         return invalid(message, "messages", "template_error")
-    param = message.split(" ", 1)[0] if message.startswith("messages[") else "messages"
+    named = message.split(" ", 1)[0]
+    param = named if named.startswith("messages[") or named == "chat_template_kwargs" else "messages"
     return invalid(message, param)
 
 

@@ -222,7 +222,7 @@ class CpuDevice:
 
     def _warm_up(self, work: _Work, plan: Plan, progress: ProgressFn) -> None:
         """One prefill and one decode step in block 1, which no sequence has yet."""
-        chunk = min(4, plan.max_batch_tokens, plan.page_size - 1)
+        chunk = min(4, plan.max_batch_tokens, plan.page_size - 1, plan.max_context_tokens - 1)
         steps = ((0, chunk), (chunk, 1))
         for done, (start, count) in enumerate(steps):
             progress(LoadProgress("warmup", done, len(steps), "steps"))

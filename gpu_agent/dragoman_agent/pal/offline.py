@@ -92,7 +92,10 @@ def look_ahead(profile: Profile, model: ModelSource, wish: Wish, switches: Switc
         all_at_once=True,
     )
     # Here the compiled kernels are taken as there: this machine is not the one that is planned for.
-    road = road_of(model, wish.dtype, None) if profile.device.kind == "cpu" else None
+    try:
+        road = road_of(model, wish.dtype, None) if profile.device.kind == "cpu" else None
+    except ValueError as error:
+        raise PlanError(str(error)) from None
     try:
         plan, decisions = plan_for(profile, model.config, limits, switches, road=road)
     except PlanError as error:
