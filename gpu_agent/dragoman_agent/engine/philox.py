@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 from dragoman_agent.device.base import Int32Array
 
-UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 
 _ROUNDS = 10
@@ -21,16 +20,12 @@ _MAX_DRAWN_AHEAD = 8192  # more at once leave the caches of a core
 _GROWTH = 4  # of the steps drawn at once: a batch whose rows change each step must not pay for steps that never come
 
 
-def philox4x32(counter: UInt32Array, key: UInt32Array) -> UInt32Array:
-    """Ten rounds. `counter` [n, 4], `key` [n, 2]; returns [n, 4]."""
-    words, keys = ([array[:, i].astype(np.uint64) for i in range(array.shape[1])] for array in (counter, key))
-    return np.stack(_rounds(*words, *keys), axis=1).astype(np.uint32)
-
-
-def _rounds(
+def philox4x32(
     c0: UInt64Array, c1: UInt64Array, c2: UInt64Array, c3: UInt64Array, k0: UInt64Array, k1: UInt64Array
 ) -> tuple[UInt64Array, UInt64Array, UInt64Array, UInt64Array]:
-    """Words of 32 bits each, of shapes that broadcast: what is the same for many counters is computed once."""
+    """Ten rounds over the words of a counter (c0 to c3) and of a key, 32 bits each, of shapes that broadcast: what is the same
+    for many counters is computed once. Returns the four words of the result.
+    """
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
@@ -50,7 +45,7 @@ def uniforms(seeds: UInt64Array, choices: Int32Array, cursors: Int32Array) -> np
     ((word 0 << 32 | word 1) >> 11) / 2**53, so it depends on nothing but its own request.
     """
     cursor, choice = (array.astype(np.uint32).astype(np.uint64) for array in (cursors, choices))
-    high, low, _, _ = _rounds(cursor, choice, _NONE, _NONE, seeds & _LOW, seeds >> _SHIFT)
+    high, low, _, _ = philox4x32(cursor, choice, _NONE, _NONE, seeds & _LOW, seeds >> _SHIFT)
     bits: UInt64Array = ((high << _SHIFT) | low) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 

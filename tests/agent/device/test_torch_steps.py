@@ -71,7 +71,8 @@ class Copied:
 def test_no_result_waits_for_the_step_behind(part: str) -> None:
     """Which is in the stream of the steps already, where the thread stays: a copy in it would come after."""
     runtime: Any = CurrentRuntime()
-    slot = StepSlot(runtime, runtime.new_stream(), 8, 2)
+    reading = runtime.new_stream()
+    slot = StepSlot(runtime, reading, 8, 2)
     copied: Any = Copied(runtime)
     parts = {
         "sampled": {"pooled": None, "scores": None, "sampled": Sampled(copied, copied, copied, copied, copied)},
@@ -81,7 +82,8 @@ def test_no_result_waits_for_the_step_behind(part: str) -> None:
         result = TorchStepHandle(slot, (RuntimeError,), 2, **parts).result()
         assert result.token_ids.tolist() == [0, 0]
     assert len(copied.streams) == (2 if part == "pooled" else 6)
-    assert "steps" not in copied.streams and runtime.current == "steps" and runtime.num_streams == 1
+    assert all(stream is reading for stream in copied.streams)
+    assert runtime.current == "steps" and runtime.num_streams == 1
 
 
 def test_a_failed_step_says_what_went_wrong_and_not_how_to_debug_torch() -> None:
