@@ -11,6 +11,7 @@ from dragoman.step_model import StepModel
 from dragoman_agent.cache.tier_choice import TierSizes
 from dragoman_agent.pal.plan import (
     DecodeAttention,
+    DecodeList,
     GemmDecode,
     GemmFixed,
     LibraryGemm,
@@ -74,6 +75,7 @@ def _plan(value: Any) -> Plan:
         "switches_off": tuple(value["switches_off"]),
         "decode_attention": _each("decode attention", value["decode_attention"], DecodeAttention),
         "short_groups": _each("group of short sequences", value["short_groups"], ShortGroups),
+        "decode_lists": _each("work list of decode attention", value["decode_lists"], DecodeList),
         "gemm_decode": _each("few-row product", value["gemm_decode"], GemmDecode),
         "library_gemm": _each("product of the library", value["library_gemm"], LibraryGemm),
         "gemm_fixed": _each("product in fixed order", value["gemm_fixed"], GemmFixed),

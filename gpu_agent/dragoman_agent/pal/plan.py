@@ -64,6 +64,18 @@ class ShortGroups:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeList:
+    """Decode batches from `min_batch` to `max_batch` whose contexts are cut into work items of about equal length, by a list
+    that the device makes once a step; `DecodeAttention.num_splits` does not count there.
+    """
+
+    min_batch: int
+    max_batch: int
+    num_items: int  # that there is room for, at least twice `max_batch`
+    min_tiles: int  # of the launch's `block_n` keys, in an item of a context that is cut
+
+
+@dataclass(frozen=True, slots=True)
 class GemmDecode:
     """A matrix of the model that batches up to `max_rows` multiply with the kernel of few rows, not with the library."""
 
@@ -205,6 +217,7 @@ class Plan:
     device_index: int = 0  # among devices of its kind
     decode_attention: tuple[DecodeAttention, ...] = ()  # ascending max_batch; the last serves every larger batch
     short_groups: tuple[ShortGroups, ...] = ()  # ascending, apart from each other
+    decode_lists: tuple[DecodeList, ...] = ()  # ascending, apart from each other and from `short_groups`
     prefill_attention: PrefillAttention | None = None
     long_prefill: LongPrefill | None = None  # None: `prefill_attention` serves all lengths
     library_prefill: LibraryPrefill | None = None
@@ -243,6 +256,10 @@ class Plan:
     def groups_for(self, num_seqs: int) -> ShortGroups | None:
         """How sequences of a decode batch of `num_seqs` may share programs; None: each has its own."""
         return groups_for(self.short_groups, num_seqs)
+
+    def list_for(self, num_seqs: int) -> DecodeList | None:
+        """How the contexts of a decode batch of `num_seqs` are cut; None: each into as many parts as its launch says."""
+        return next((one for one in self.decode_lists if one.min_batch <= num_seqs <= one.max_batch), None)
 
     @property
     def captured_tokens(self) -> tuple[int, ...]:
