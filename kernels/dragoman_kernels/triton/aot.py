@@ -33,6 +33,7 @@ from dragoman_kernels.registry import default_registry
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
 from dragoman_kernels.triton.attention_fixed import FixedWorkspace, fixed_decode_attention
+from dragoman_kernels.triton.attention_list import Cut, DecodeItems, listed_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 from dragoman_kernels.triton.compile_only import compiling
 from dragoman_kernels.triton.contracts import contract_name
@@ -203,8 +204,9 @@ def _launch_attention(shape: ModelShape, capability: int, pages: Sequence[int]) 
     for page, dtype in itertools.product(pages, _KV_TYPES if capability >= _FLOAT8_CAPABILITY else _KV_TYPES[:1]):
         for launch in decode_launches(group, shape.head_dim, page, limit):
             launch_decode(shape, page, launch, dtype)
-            if dtype is torch.bfloat16:  # no plan groups sequences whose K and V are in eight bits
+            if dtype is torch.bfloat16:  # no plan groups or lists sequences whose K and V are in eight bits
                 launch_decode(shape, page, launch, dtype, grouped=True)
+                launch_listed(shape, page, launch)
         for choice in prefill_launches(shape.head_dim, page, version, limit):
             launch_prefill(shape, page, choice, dtype)
         if dtype is torch.bfloat16:
@@ -231,6 +233,17 @@ def launch_decode(
         work = DecodeWorkspace(1, shape.num_heads, shape.head_dim, splits, _CPU)
         rows = _ints(1) if grouped else None
         paged_decode_attention(q, cache, cache, _ints(1, 4), _ints(1), work, splits, **asdict(launch), group_rows=rows)
+
+
+def launch_listed(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
+    """The work list and attention by it."""
+    cache, q = _cache(shape, page, torch.bfloat16), _zeros(1, shape.num_heads, shape.head_dim)
+    items, cut = DecodeItems(4, 512, shape.num_kv_heads, _CPU), Cut(4, 4, launch.block_n)
+    items.make(_ints(1), cut)
+    work = DecodeWorkspace(4, shape.num_heads, shape.head_dim, 1, _CPU)
+    listed_decode_attention(
+        q, cache, cache, _ints(1, 4), _ints(1), work, items, cut, num_stages=launch.num_stages, num_warps=launch.num_warps
+    )
 
 
 def launch_prefill(shape: ModelShape, page: int, launch: PrefillLaunch, dtype: torch.dtype = torch.bfloat16) -> None:

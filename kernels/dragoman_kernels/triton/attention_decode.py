@@ -17,32 +17,23 @@ from dragoman_kernels.triton.paging import tile_offsets
 
 
 @triton.jit
-def _attend(
-    seq, q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
-    scale_log2, value_scale, table_stride,
+def attend_tiles(
+    seq, first, last, context, kv_head, q_ptr, k_ptr, v_ptr, tables_ptr, scale_log2, value_scale, table_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, FLOAT8: tl.constexpr,
+    NUM_STAGES: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
-    """One part of the context of sequence `seq` (int64), for the heads of one KV head."""
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    context = tl.load(lens_ptr + seq)
-    num_tiles = tl.cdiv(context, BLOCK_N)
-    tiles_a_split = tl.cdiv(num_tiles, NUM_SPLITS)
-    first = split * tiles_a_split
-    last = tl.minimum(first + tiles_a_split, num_tiles)
+    """Tiles `first` to `last` of the context of sequence `seq` (int64), for the heads of one KV head.
 
+    Returns the largest score [GROUP_PAD] in powers of two, the sum of weights relative to it [GROUP_PAD], and the values'
+    sum by these weights [GROUP_PAD, DIM_PAD].
+    """
     rows = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
     columns = tl.arange(0, BLOCK_N)
-    heads = kv_head * GROUP + rows
-    row_in = rows < GROUP
     dim_in = dims < HEAD_DIM
-    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
-    q_offsets = (seq * num_heads + heads[:, None]) * HEAD_DIM + dims[None, :]
-    q_mask = row_in[:, None] & dim_in[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=q_mask, other=0.0)
+    q_offsets = (seq * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + rows[:, None]) * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=(rows < GROUP)[:, None] & dim_in[None, :], other=0.0)
     if FLOAT8:
         q = q.to(tl.float16)
 
@@ -67,18 +58,48 @@ def _attend(
         total = total * shrink + tl.sum(weights, axis=1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         best = new_best
-
     if FLOAT8:
         acc = acc * value_scale
+    return best, total, acc
+
+
+@triton.jit
+def _attend(
+    seq, q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
+    scale_log2, value_scale, table_stride,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr, FLOAT8: tl.constexpr,
+):  # fmt: skip
+    """One part of the context of sequence `seq` (int64), for the heads of one KV head."""
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    context = tl.load(lens_ptr + seq)
+    num_tiles = tl.cdiv(context, BLOCK_N)
+    tiles_a_split = tl.cdiv(num_tiles, NUM_SPLITS)
+    first = split * tiles_a_split
+    last = tl.minimum(first + tiles_a_split, num_tiles)
+    best, total, acc = attend_tiles(
+        seq, first, last, context, kv_head, q_ptr, k_ptr, v_ptr, tables_ptr, scale_log2, value_scale, table_stride,
+        NUM_KV_HEADS, GROUP, GROUP_PAD, HEAD_DIM, DIM_PAD, PAGE, BLOCK_N, NUM_STAGES, FLOAT8,
+    )  # fmt: skip
+
+    rows = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, DIM_PAD)
+    heads = kv_head * GROUP + rows
+    row_in = rows < GROUP
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+    out_mask = row_in[:, None] & (dims < HEAD_DIM)[None, :]
     if NUM_SPLITS == 1:
         out = acc / tl.maximum(total, 1e-30)[:, None]
-        tl.store(out_ptr + q_offsets, out.to(out_ptr.dtype.element_ty), mask=q_mask)
+        out_offsets = (seq * num_heads + heads[:, None]) * HEAD_DIM + dims[None, :]
+        tl.store(out_ptr + out_offsets, out.to(out_ptr.dtype.element_ty), mask=out_mask)
     else:
         slot = (seq * num_heads + heads) * NUM_SPLITS + split
         lse = tl.where(total > 0, best + tl.log2(tl.maximum(total, 1e-30)), -1e30)
         tl.store(lse_ptr + slot, lse, mask=row_in)
         partial = acc / tl.maximum(total, 1e-30)[:, None]
-        tl.store(partial_ptr + slot[:, None] * HEAD_DIM + dims[None, :], partial, mask=q_mask)
+        tl.store(partial_ptr + slot[:, None] * HEAD_DIM + dims[None, :], partial, mask=out_mask)
 
 
 # Neither the width of the tables nor where they lie in a packed buffer may make a new binary.

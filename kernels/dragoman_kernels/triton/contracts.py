@@ -48,6 +48,13 @@ def _decode_bytes(shape: Shape) -> int:
     return _context_bytes(shape) + rows * (_VALUE * shape["head_dim"] + out)
 
 
+def _items_bytes(shape: Shape) -> int:
+    """K and V of every context once, q and the output, and each item's part written and read, were every context cut."""
+    rows = shape["num_seqs"] * shape["num_heads"]
+    parts = shape["num_items"] * shape["num_heads"] * 4 * (shape["head_dim"] + 1)
+    return _context_bytes(shape) + rows * 2 * _VALUE * shape["head_dim"] + 2 * parts
+
+
 def _decode_flops(shape: Shape) -> int:
     return 4 * shape["num_heads"] * shape["head_dim"] * shape["num_context_tokens"]
 
@@ -122,6 +129,16 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
         "attention_decode", "paged_decode_attention",
         _contract("latency", "num_seqs num_heads head_dim num_splits", _merge_bytes,
                   lambda s: 3 * s["num_seqs"] * s["num_heads"] * s["num_splits"] * s["head_dim"], 128, 8 << 10),
+    ),
+    "triton.decode_list": (
+        "attention_list", "listed_decode_attention",
+        _contract("latency", "num_seqs num_items", lambda s: 4 * (s["num_seqs"] + 5 * s["num_items"]),
+                  lambda s: 8 * s["num_seqs"] * s["num_items"], 168, 16 << 10),
+    ),
+    "triton.decode_items": (
+        "attention_list", "listed_decode_attention",
+        _contract("bandwidth", "num_seqs num_heads num_kv_heads head_dim num_context_tokens num_items",
+                  _items_bytes, _decode_flops, 255, spill_bytes=_SPILL),
     ),
     "triton.prefill": (
         "attention_prefill", "paged_prefill_attention",

@@ -119,7 +119,7 @@ FIXED_PART_TOKENS = 256  # of a context: what a program of such attention sums b
 # Contracts of the kernels that wait for the one before them themselves, and so may start while it ends.
 DEPENDENT_KERNELS = (
     "triton.rms_norm", "triton.silu_mul", "triton.rope_cache", "triton.decode_split", "triton.decode_merge",
-    "triton.gemm_decode", "triton.block_max", "triton.block_sum", "triton.pick",
+    "triton.decode_list", "triton.decode_items", "triton.gemm_decode", "triton.block_max", "triton.block_sum", "triton.pick",
 )  # fmt: skip
 
 
