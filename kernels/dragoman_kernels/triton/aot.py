@@ -242,7 +242,7 @@ def launch_listed(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
     items.make(_ints(1), cut)
     work = DecodeWorkspace(4, shape.num_heads, shape.head_dim, 1, _CPU)
     listed_decode_attention(
-        q, cache, cache, _ints(1, 4), _ints(1), work, items, cut, num_stages=launch.num_stages, num_warps=launch.num_warps
+        q, cache, cache, _ints(1, 4), work, items, cut, num_stages=launch.num_stages, num_warps=launch.num_warps
     )
 
 

@@ -18,7 +18,8 @@ from dragoman_kernels.triton.attention_decode import DecodeWorkspace, attend_til
 from dragoman_kernels.triton.dependent import begin, launch_options
 from dragoman_kernels.triton.float8 import is_float8
 
-ITEM_WORDS = 8  # int32 of an item: sequence or -1, first and last tile, the sequence's first item, its number of items; 3 unused
+# int32 of an item: sequence or -1, first and last tile, the sequence's first item, its number of items, its length; 2 unused.
+ITEM_WORDS = 8
 _ITEMS_A_PROGRAM = 16  # of the kernel that makes the list
 _WORDS = tl.constexpr(ITEM_WORDS)
 _AHEAD = tl.constexpr(4)  # parts of a merge whose loads are under way together
@@ -36,16 +37,24 @@ def _decode_list_kernel(
     seqs = tl.arange(0, SEQS)
     lens = tl.load(lens_ptr + seqs, mask=seqs < num_seqs, other=0)
     tiles = tl.cdiv(lens, BLOCK_N)
-    # Rounding up adds at most an item a sequence, so that all of them fit into num_items.
-    longest = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), num_items - num_seqs), min_tiles)
-    counts = tl.where(seqs < num_seqs, tl.maximum(tl.cdiv(tiles, longest), 1), 0)  # one also where there is no context
+    is_seq = seqs < num_seqs
+    total = tl.sum(tiles, axis=0)
+    # The shortest items of which there are not too many. Rounding up adds at most one a sequence: the upper end is enough.
+    longest = tl.maximum(tl.cdiv(total, num_items), min_tiles)
+    enough = tl.maximum(tl.cdiv(total, num_items - num_seqs), longest)
+    while longest < enough:
+        middle = (longest + enough) // 2
+        fits = tl.sum(tl.where(is_seq, tl.maximum(tl.cdiv(tiles, middle), 1), 0), axis=0) <= num_items
+        longest, enough = tl.where(fits, longest, middle + 1), tl.where(fits, middle, enough)
+    counts = tl.where(is_seq, tl.maximum(tl.cdiv(tiles, longest), 1), 0)  # one also where there is no context
     ends = tl.cumsum(counts, axis=0)
     items = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     seq = tl.sum((ends[:, None] <= items[None, :]).to(tl.int32), axis=0)
     is_of = seqs[:, None] == seq[None, :]
     first_item = tl.sum(tl.where(is_of, (ends - counts)[:, None], 0), axis=0)
     count = tl.maximum(tl.sum(tl.where(is_of, counts[:, None], 0), axis=0), 1)
-    length = tl.sum(tl.where(is_of, tiles[:, None], 0), axis=0)
+    context = tl.sum(tl.where(is_of, lens[:, None], 0), axis=0)
+    length = tl.cdiv(context, BLOCK_N)
     nth = items - first_item
     row = items_ptr + items * _WORDS
     is_item = items < num_items
@@ -54,6 +63,7 @@ def _decode_list_kernel(
     tl.store(row + 2, (nth + 1) * length // count, mask=is_item)
     tl.store(row + 3, first_item, mask=is_item)
     tl.store(row + 4, count, mask=is_item)
+    tl.store(row + 5, context, mask=is_item)
 
 
 @triton.jit
@@ -91,10 +101,10 @@ def _merge(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables_ptr", "lens_ptr", "items_ptr", "arrived_ptr"]
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables_ptr", "items_ptr", "arrived_ptr"]
 )  # fmt: skip
 def _decode_items_kernel(
-    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, items_ptr, arrived_ptr, out_ptr, partial_ptr, lse_ptr,
+    q_ptr, k_ptr, v_ptr, tables_ptr, items_ptr, arrived_ptr, out_ptr, partial_ptr, lse_ptr,
     scale_log2, value_scale, table_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -105,14 +115,13 @@ def _decode_items_kernel(
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     row = items_ptr + item * _WORDS
-    seq = tl.load(row).to(tl.int64)
+    # All at once: each that waits for another makes every program later.
+    seq, first, last = tl.load(row).to(tl.int64), tl.load(row + 1), tl.load(row + 2)
+    first_item, count, context = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
     if seq < 0:
         return
-    first_item = tl.load(row + 3)
-    count = tl.load(row + 4)
-    context = tl.load(lens_ptr + seq)
     best, total, acc = attend_tiles(
-        seq, tl.load(row + 1), tl.load(row + 2), context, kv_head, q_ptr, k_ptr, v_ptr, tables_ptr,
+        seq, first, last, context, kv_head, q_ptr, k_ptr, v_ptr, tables_ptr,
         scale_log2, value_scale, table_stride,
         NUM_KV_HEADS, GROUP, GROUP_PAD, HEAD_DIM, DIM_PAD, PAGE, BLOCK_N, NUM_STAGES, FLOAT8,
     )  # fmt: skip
@@ -178,7 +187,6 @@ def listed_decode_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
     workspace: DecodeWorkspace,
     items: DecodeItems,
     cut: Cut,
@@ -191,7 +199,7 @@ def listed_decode_attention(
     dependent: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `paged_decode_attention`, by the list that `items` holds, which was made by `cut` for these `context_lens`.
+    """As `paged_decode_attention`, by the list that `items` holds, which was made by `cut` for these sequences' lengths.
 
     `workspace` has room for `cut.num_items` parts of all heads.
     """
@@ -202,7 +210,7 @@ def listed_decode_attention(
         out = torch.empty_like(q)
     scale_log2 = (scale if scale is not None else head_dim**-0.5) * 1.4426950408889634 * key_scale
     _decode_items_kernel[(num_kv_heads, cut.num_items)](
-        q, k_cache, v_cache, block_tables, context_lens, items.rows, items.arrived, out, workspace.partial, workspace.lse,
+        q, k_cache, v_cache, block_tables, items.rows, items.arrived, out, workspace.partial, workspace.lse,
         scale_log2, value_scale, block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, DIM_PAD=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=cut.block_n,

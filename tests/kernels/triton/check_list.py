@@ -27,7 +27,9 @@ def check_rows(rows: list[list[int]], lens: list[int], cut: Cut) -> str:
     used = [row for row in rows if row[0] >= 0]
     if any(row[0] >= 0 for row in rows[len(used) :]):
         return "items that are not used lie between others"
-    longest = max(cut.min_tiles, -(-sum(tiles) // (cut.num_items - len(lens))))
+    longest = cut.min_tiles
+    while sum(max(-(-num // longest), 1) for num in tiles) > cut.num_items:
+        longest += 1
     place = 0
     for seq, num_tiles in enumerate(tiles):
         own = [row for row in used if row[0] == seq]
@@ -35,6 +37,8 @@ def check_rows(rows: list[list[int]], lens: list[int], cut: Cut) -> str:
             return f"sequence {seq} has no items, or not one after another"
         if any(row[3] != place or row[4] != len(own) for row in own):
             return f"sequence {seq}: its first item or their number is wrong"
+        if any(row[5] != lens[seq] for row in own):
+            return f"sequence {seq}: its length is wrong"
         if [row[1] for row in own] != [0, *(row[2] for row in own[:-1])] or own[-1][2] != num_tiles:
             return f"sequence {seq} is not whole: {own}"
         sizes = [row[2] - row[1] for row in own]
@@ -65,7 +69,7 @@ def check(device, dtype, lens, cut, heads, kv_heads, dim, page, *, float8=False,
         for kept in (workspace.partial, workspace.lse):
             kept.fill_(float("nan"))
         out = torch.full_like(q, float("nan"))
-        listed_decode_attention(q, k, v, tables, lengths, workspace, items, cut, out=out, **launch)
+        listed_decode_attention(q, k, v, tables, workspace, items, cut, out=out, **launch)
         first = out if first is None else first
         if not torch.equal(first, out) or items.arrived.any():
             return float("inf")
