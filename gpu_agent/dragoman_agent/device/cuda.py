@@ -28,9 +28,9 @@ from dragoman_agent.device.checks import SoundDecode, check_batch, check_loadabl
 from dragoman_agent.device.cuda_float8 import find_scales
 from dragoman_agent.device.cuda_graphs import StepGraphs
 from dragoman_agent.device.cuda_groups import GroupWords
-from dragoman_agent.device.cuda_inputs import MixedInputs, Room, Views, mixed_inputs
+from dragoman_agent.device.cuda_inputs import MixedInputs, Room, Views, decode_part, mixed_inputs
 from dragoman_agent.device.cuda_make import make_ops
-from dragoman_agent.device.cuda_ops import CudaStep, DecodePart
+from dragoman_agent.device.cuda_ops import CudaStep
 from dragoman_agent.device.cuda_prepare import CudaPrepare
 from dragoman_agent.device.cuda_redraw import Redraw
 from dragoman_agent.device.cuda_weights import load_weights
@@ -304,10 +304,11 @@ class CudaDevice(CudaPrepare):
         inputs = self._inputs
         rows = max(size, self._plan.min_gemm_rows)
         inputs.unpack(self._packed, self._sampled_ids, rows)
-        part = DecodePart(
+        part = decode_part(
+            self._plan,
+            self._plan.decode_for(size),
             inputs.block_tables[:size],
             inputs.context_lens[:size],
-            self._plan.decode_for(size),
             self._group_words.of(size),
         )
         num_filled = size if rows > size else None

@@ -69,7 +69,9 @@ class FixedOps(CudaOps):
                     "a deterministic plan must not choose among them; start with --pal-launch-tuning off, which takes one"
                 )
 
-    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart, out: Tensor) -> None:
+    def _decode(
+        self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart, out: Tensor, layer: int
+    ) -> None:
         fixed_decode_attention(
             q, keys, values, part.block_tables, part.context_lens, self._fixed, self._part_tokens,
             part.attention.num_splits, rows=self.prefill.block_m, block_n=self.prefill.block_n,

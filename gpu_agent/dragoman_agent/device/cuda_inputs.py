@@ -15,7 +15,8 @@ from dragoman_agent.device.base import Int32Array, StepBatch
 from dragoman_agent.device.cuda_library import CudnnAttention
 from dragoman_agent.device.cuda_ops import CudaOps, CudaStep, DecodePart, PrefillPart
 from dragoman_agent.engine.philox import uniforms
-from dragoman_agent.pal.plan import CHUNK_GRAPH_FILL, Plan, PrefillAttention, mixed_graph_sizes
+from dragoman_agent.pal.plan import CHUNK_GRAPH_FILL, DecodeAttention, Plan, PrefillAttention, mixed_graph_sizes
+from dragoman_kernels.triton.attention_list import Cut
 from dragoman_kernels.triton.attention_prefill import prefill_work_list
 from dragoman_kernels.triton.step_inputs import resolve_tokens
 
@@ -118,7 +119,7 @@ class MixedInputs:
         tables, lens, count = views["tables"], views["context_lens"], self.num_decodes
         decode = prefill = None
         if count:
-            decode = DecodePart(tables[:count], lens[:count], plan.decode_for(count))
+            decode = decode_part(plan, plan.decode_for(count), tables[:count], lens[:count])
         if len(lens) > count:
             library = None if self.library is None else self.library.part(views["library"])
             prefill = PrefillPart(
@@ -131,7 +132,7 @@ class MixedInputs:
         """The step that the graph of `room` runs, whatever the words are; tables lie in `block_tables`, which stay."""
         assert self.room is not None
         num_seqs = self.room.num_seqs
-        decode = DecodePart(block_tables[:num_seqs], views["decode_lens"], plan.mixed_decode(num_seqs))
+        decode = decode_part(plan, plan.mixed_decode(num_seqs), block_tables[:num_seqs], views["decode_lens"])
         library = None if self.library is None else self.library.part(views["library"])
         prefill = PrefillPart(
             block_tables, views["starts"], views["context_lens"], views["work"].view(-1, 2), library,
@@ -142,6 +143,17 @@ class MixedInputs:
 
     def _launch(self, plan: Plan) -> PrefillAttention | None:
         return plan.long_prefill.attention if self.is_long and plan.long_prefill is not None else None
+
+
+def decode_part(
+    plan: Plan, attention: DecodeAttention, tables: Tensor, lens: Tensor, group_rows: Tensor | None = None
+) -> DecodePart:
+    """Sequences of one query token with block tables [num_seqs, width] and contexts [num_seqs], by a work list where the plan has
+    one for so many.
+    """
+    found = plan.list_for(len(lens))
+    cut = None if found is None else Cut(found.num_items, found.min_tiles, attention.block_n)
+    return DecodePart(tables, lens, attention, group_rows, cut)
 
 
 def mixed_inputs(

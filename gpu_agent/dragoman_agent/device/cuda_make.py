@@ -16,6 +16,7 @@ from dragoman_agent.device.torch_runtime import Stream
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.plan import Plan, mixed_graph_sizes
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace
+from dragoman_kernels.triton.attention_list import DecodeItems
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,9 @@ def make_ops(config: ModelConfig, plan: Plan, cos: Tensor, sin: Tensor, num_rows
     parts = _max_num_parts(plan, num_rows)
     workspace = DecodeWorkspace(parts, config.num_heads, config.head_dim, 1, cos.device)
     products = _products(plan)
-    return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace, _library(config, plan, stream), products)
+    most = max((one.num_items for one in plan.decode_lists), default=0)
+    items = DecodeItems(most, plan.max_num_seqs, config.num_kv_heads, cos.device) if most else None
+    return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace, _library(config, plan, stream), products, items)
 
 
 def _products(plan: Plan) -> LibraryProducts | None:
@@ -71,5 +74,6 @@ def _max_num_parts(plan: Plan, num_rows: int) -> int:
         plan.decode_for(num_rows).num_splits * num_rows,
         *(b.num_splits * b.max_batch for b in smaller),
         *(plan.mixed_decode(seqs).num_splits * seqs for seqs in mixed),
+        *(one.num_items for one in plan.decode_lists),
         1,
     )

@@ -16,6 +16,7 @@ from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, PrefillAttention
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
+from dragoman_kernels.triton.attention_list import Cut, DecodeItems, listed_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 from dragoman_kernels.triton.gemm_decode import gemm_decode
 from dragoman_kernels.triton.norm import rms_norm
@@ -34,6 +35,7 @@ class DecodePart:
     group_rows: Tensor | None = (
         None  # int32 [1], sequences that share a program; None: none do, by a kernel without groups
     )
+    cut: Cut | None = None  # how a work list cuts the contexts; None: each into as many parts as `attention` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,11 @@ class CudaOps:
         workspace: DecodeWorkspace | None,
         library: CudnnAttention | None = None,
         products: LibraryProducts | None = None,
+        items: DecodeItems | None = None,
     ) -> None:
         """`cos` and `sin` [max_context_tokens, head_dim / 2] float32 on the device; `workspace` of decode attention;
-        `library` for the prompts of steps that come with a part for it; `products` for those that it has an algorithm for.
+        `library` for the prompts of steps that come with a part for it; `products` for those that it has an algorithm for;
+        `items` for the work list of steps that are cut by one.
         """
         self._cos, self._sin = cos, sin
         self.prefill = prefill
@@ -84,6 +88,7 @@ class CudaOps:
         self._workspace = workspace
         self.library = library
         self._products = products
+        self._items = items
         self.dependent = False  # of the step that is queued: a kernel may start before the one before has ended
         self._gemm: dict[tuple[int, ...], list[GemmDecode]] = {}
         for choice in gemm:
@@ -137,7 +142,7 @@ class CudaOps:
             out[step.num_filled :].zero_()  # padding must not make NaN of the null block
         if decode is not None:
             rows = len(decode.context_lens)
-            self._decode(q[:rows], keys, values, scales, decode, out[:rows])
+            self._decode(q[:rows], keys, values, scales, decode, out[:rows], layer)
         if prefill is not None:
             rows = prefill.first_row
             self._prefill(q[rows:], keys, values, scales, prefill, out[rows:])
@@ -154,11 +159,23 @@ class CudaOps:
             tma=launch.tma, key_scale=scales[0], value_scale=scales[1], out=out,
         )  # fmt: skip
 
-    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart, out: Tensor) -> None:
+    def _decode(
+        self, q: Tensor, keys: Tensor, values: Tensor, scales: Scales, part: DecodePart, out: Tensor, layer: int
+    ) -> None:
         launch, workspace = part.attention, self._workspace
         assert workspace is not None  # decode needs one, and was given one
-        paged_decode_attention(
-            q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
-            block_n=launch.block_n, num_stages=launch.num_stages, num_warps=launch.num_warps,
-            key_scale=scales[0], value_scale=scales[1], dependent=self.dependent, group_rows=part.group_rows, out=out,
-        )  # fmt: skip
+        options = {
+            "num_stages": launch.num_stages, "num_warps": launch.num_warps, "key_scale": scales[0], "value_scale": scales[1],
+            "dependent": self.dependent, "out": out,
+        }  # fmt: skip
+        if part.cut is None:
+            paged_decode_attention(
+                q, keys, values, part.block_tables, part.context_lens, workspace, launch.num_splits,
+                block_n=launch.block_n, group_rows=part.group_rows, **options,
+            )  # fmt: skip
+            return
+        items = self._items
+        assert items is not None  # as the plan that cuts by a list has room for one
+        if layer == 0:  # the same for all
+            items.make(part.context_lens, part.cut, dependent=self.dependent)
+        listed_decode_attention(q, keys, values, part.block_tables, workspace, items, part.cut, **options)

@@ -29,9 +29,11 @@ from dragoman_agent.model.config import ModelConfig, RopeScaling
 from dragoman_agent.model.layers import PagedCache
 from dragoman_agent.model.llama import LlamaWeights, assemble, forward
 from dragoman_agent.model.registry import needed_tensors
+from dragoman_agent.pal.list_timing import list_lens
 from dragoman_agent.pal.plan import DecodeAttention, GemmDecode, LibraryGemm, PrefillAttention
 from dragoman_kernels.triton.activation import silu_mul
 from dragoman_kernels.triton.attention_decode import DecodeWorkspace, paged_decode_attention
+from dragoman_kernels.triton.attention_list import Cut, DecodeItems, listed_decode_attention
 from dragoman_kernels.triton.attention_prefill import paged_prefill_attention, prefill_work_list
 from dragoman_kernels.triton.gemm_decode import gemm_decode
 from dragoman_kernels.triton.gemm_fixed import gemm_fixed
@@ -44,7 +46,7 @@ Call = Callable[[], object]
 
 _REPEATS = 3
 _MORE_REPEATS = 7
-_CLOSE_KINDS = ("decode-layers", "decode-grouped")  # whose differences are small
+_CLOSE_KINDS = ("decode-layers", "decode-grouped", "decode-list")  # whose differences are small
 _LOADED_KIND = "gemm-library"  # timed under the load of its own kind, where a card may have come to its power limit
 _LOADED_SECONDS = 0.06  # of that before
 _FEWER_CALLS = 8  # of those, which are long
@@ -55,7 +57,7 @@ _ALIKE = 0.02  # of two results in bfloat16, in the Euclidean norm
 
 
 def time_cases(cases: Sequence[Case], index: int, *, compile_only: bool = False) -> dict[str, float | str]:
-    """Seconds a call by key, or why a case cannot run; see `pal.candidates.TuningCase` for kinds and shapes, and GroupCase."""
+    """Seconds a call by key, or why a case cannot run; see `pal.candidates.TuningCase` for kinds and shapes, GroupCase and ListCase."""
     runtime = open_runtime("cuda", index)
     runtime.activate()
     device, stream = runtime.device, runtime.new_stream()
@@ -150,15 +152,18 @@ def _given(out: torch.Tensor | None) -> torch.Tensor:
 
 
 def _caches(
-    shape: dict[str, int], device: torch.device, num_seqs: int, cold: int
+    shape: dict[str, int], lens: Sequence[int], device: torch.device, cold: int
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(keys, values, tables) of sequences whose pages lie anywhere in the arena."""
-    blocks = -(-shape["context"] // shape["page_size"])
-    size = (num_seqs * blocks + 1, shape["num_kv_heads"], shape["page_size"], shape["head_dim"])
+    """(keys, values, tables) of sequences of `lens` tokens whose pages lie anywhere in the arena."""
+    counts = torch.tensor([-(-length // shape["page_size"]) for length in lens], device=device)
+    num_blocks, width = int(counts.sum()), int(counts.max())
+    size = (num_blocks + 1, shape["num_kv_heads"], shape["page_size"], shape["head_dim"])
     num_bytes = 4 * int(np.prod(size))
+    is_held = torch.arange(width, device=device) < counts[:, None]
     made = []
     for _ in range(min(_copies(num_bytes, cold), 8 if num_bytes > 64 << 20 else _MAX_COPIES)):
-        tables = (torch.randperm(num_seqs * blocks, device=device).int() + 1).view(num_seqs, blocks)
+        tables = torch.zeros((len(lens), width), dtype=torch.int32, device=device)
+        tables[is_held] = torch.randperm(num_blocks, device=device).int() + 1
         made.append((_randn(device, *size), _randn(device, *size), tables))
     return made
 
@@ -171,7 +176,7 @@ def _decode(case: Case, device: torch.device, cold: int) -> list[Call]:
     splits = config["num_splits"]
     workspace = DecodeWorkspace(batch, shape["num_heads"], shape["head_dim"], splits, device)
     launch = {name: config[name] for name in ("block_n", "num_stages", "num_warps")}
-    caches = _caches(shape, device, batch, cold)
+    caches = _caches(shape, [shape["context"]] * batch, device, cold)
     rows = shape.get("rows", 0)  # that share a program
     word = torch.full((1,), rows, dtype=torch.int32, device=device) if rows else None
     if word is not None and cold:
@@ -186,6 +191,41 @@ def _decode(case: Case, device: torch.device, cold: int) -> list[Call]:
     ]
 
 
+def _decode_list(case: Case, device: torch.device, cold: int) -> list[Call]:
+    """As many layers as a step has, of contexts that differ; the list, where there is one, is made before the first."""
+    shape, config = case["shape"], case["config"]
+    lens = list_lens(shape)
+    num_items, heads = shape["items"], (shape["num_heads"], shape["head_dim"])
+    q = _randn(device, len(lens), *heads)
+    lengths = torch.tensor(lens, dtype=torch.int32, device=device)
+    caches = _caches(shape, lens, device, cold)
+    launch = {name: config[name] for name in ("num_stages", "num_warps")}
+    splits, block_n = config["num_splits"], config["block_n"]
+    workspace = DecodeWorkspace(max(num_items, len(lens) * splits), *heads, 1, device)
+
+    def plain(k: torch.Tensor, v: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+        return paged_decode_attention(q, k, v, tables, lengths, workspace, splits, block_n=block_n, **launch)
+
+    layers = [caches[layer % len(caches)] for layer in range(shape["layers"] if cold else 1)]
+    if not num_items:
+        return [lambda one=one: plain(*one) for one in layers]  # type: ignore[misc]
+    items = DecodeItems(num_items, len(lens), shape["num_kv_heads"], device)
+    cut = Cut(num_items, shape["min_tiles"], block_n)
+
+    def listed(k: torch.Tensor, v: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+        return listed_decode_attention(q, k, v, tables, workspace, items, cut, **launch)
+
+    items.make(lengths, cut)
+    if cold:
+        _check_alike(listed(*caches[0]), plain(*caches[0]))
+
+    def first() -> torch.Tensor:
+        items.make(lengths, cut)
+        return listed(*layers[0])
+
+    return [first, *(lambda one=one: listed(*one) for one in layers[1:])]  # type: ignore[misc]
+
+
 def _prefill(case: Case, device: torch.device, cold: int) -> list[Call]:
     shape, config = {"context": case["shape"]["tokens"], "prompts": 1, **case["shape"]}, case["config"]
     tokens, prompts = shape["tokens"], shape["prompts"]
@@ -195,7 +235,7 @@ def _prefill(case: Case, device: torch.device, cold: int) -> list[Call]:
     work = torch.from_numpy(prefill_work_list(starts, lens, config["block_m"])).to(device)
     query_starts, context_lens = (torch.from_numpy(array).to(device) for array in (starts, lens))
     launch = {name: config[name] for name in ("block_m", "block_n", "num_stages", "num_warps", "tma")}
-    caches = _caches(shape, device, prompts, 0)
+    caches = _caches(shape, [shape["context"]] * prompts, device, 0)
     if launch["tma"] and cold:
         plain = torch.from_numpy(prefill_work_list(starts, lens)).to(device)
         _check_alike(
@@ -222,7 +262,7 @@ def _prefill_library(case: Case, device: torch.device, cold: int) -> list[Call]:
     tokens, context = shape["tokens"], shape["context"]
     if not cold:
         return [lambda: None]  # its kernels are built in the process that runs them
-    caches = _caches(shape, device, 1, 0)
+    caches = _caches(shape, [context], device, 0)
     sizes = AttentionSizes(
         shape["num_heads"], shape["num_kv_heads"], shape["head_dim"], shape["page_size"], caches[0][0].shape[0], 1, tokens,
         context,
@@ -323,6 +363,7 @@ _BUILDERS: dict[str, Callable[[Case, torch.device, int], list[Call]]] = {
     "gemm-library": _gemm_library,
     "decode-attention": _decode,
     "decode-grouped": _decode,
+    "decode-list": _decode_list,
     "prefill-attention": _prefill,
     "prefill-batch": _prefill,
     "prefill-library": _prefill_library,

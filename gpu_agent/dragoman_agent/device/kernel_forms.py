@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.pal.plan import KV_FLOAT8, Plan
+from dragoman_agent.pal.plan import KV_FLOAT8, Plan, mixed_graph_sizes
 from dragoman_agent.pal.step_cost import matrices
 
 MIN_TILE_ROWS = 8  # of the product of few rows, whose tiles are powers of two
@@ -19,6 +19,7 @@ _SECONDS = {
     "fixed-attention": 3.0,
     "prefill": 2.3,
     "decode": 0.9,
+    "listed": 1.1,
     "filters": 4.2,
     "sample": 1.2,
     "edits": 1.2,
@@ -90,14 +91,33 @@ def _common(model: ModelConfig, *, dependent: bool) -> Iterator[Form]:
 def _attention(plan: Plan, sizes: list[int]) -> Iterator[Form]:
     """Beside prompts every bucket runs as in no graph, so never as a dependent launch."""
     captured = {
-        (size <= plan.dependent_max_batch, plan.groups_for(size) is not None, plan.decode_for(size)) for size in sizes
+        (size <= plan.dependent_max_batch, plan.groups_for(size) is not None, plan.decode_for(size))
+        for size in sizes
+        if plan.list_for(size) is None
     }
     # Without groups and not early: what is captured so, and every bucket beside prompts.
     plain = {(False, False, one) for one in plan.decode_attention}
     for early, grouped, one in sorted(captured | plain, key=lambda form: (*form[:2], form[2].max_batch)):
         yield Form("decode", (one.num_splits, one.block_n, one.num_stages, one.num_warps), early, grouped)
+    yield from _by_lists(plan, sizes)
     for own in plan.prefill_forms.all if plan.prefill_forms is not None else ():
         yield Form("prefill", (own.block_m, own.block_n, own.num_stages, own.num_warps, int(own.tma)))
+
+
+def _by_lists(plan: Plan, sizes: list[int]) -> Iterator[Form]:
+    """The list and attention by it: in graphs of decode, and not early beside prompts, in graphs or none."""
+    beside = {
+        launch
+        for one in plan.decode_lists
+        for launch in (plan.decode_for(num) for num in range(one.min_batch, one.max_batch + 1))
+    }
+    mixed = {seqs for _, seqs in mixed_graph_sizes(plan.captured_tokens, plan.max_num_seqs)}
+    beside |= {plan.mixed_decode(seqs) for seqs in mixed if plan.list_for(seqs) is not None}
+    forms = {(False, launch) for launch in beside}
+    forms |= {(size <= plan.dependent_max_batch, plan.decode_for(size)) for size in sizes if plan.list_for(size)}
+    for early, one in sorted(forms, key=lambda form: (form[0], form[1].max_batch)):
+        yield Form("list", (plan.max_num_seqs, one.block_n), early)
+        yield Form("listed", (one.block_n, one.num_stages, one.num_warps), early)
 
 
 def _products(model: ModelConfig, plan: Plan, sizes: list[int]) -> Iterator[Form]:

@@ -255,6 +255,28 @@ def _decode(at: _Shapes, form: Form) -> None:
     )  # fmt: skip
 
 
+def _list(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.attention_list import Cut, DecodeItems
+
+    num_seqs, block_n = form.sizes
+    items = DecodeItems(2 * _ROWS, num_seqs, at.heads[1], at.torch.device("cpu"))
+    items.make(at.ints(_ROWS), Cut(2 * _ROWS, 1, block_n), dependent=form.dependent)
+
+
+def _listed(at: _Shapes, form: Form) -> None:
+    from dragoman_kernels.triton.attention_decode import DecodeWorkspace
+    from dragoman_kernels.triton.attention_list import Cut, DecodeItems, listed_decode_attention
+
+    heads, kv_heads, dim = at.heads
+    block_n, stages, warps = form.sizes
+    device = at.torch.device("cpu")
+    listed_decode_attention(
+        at.tensor(_ROWS, heads, dim), at.cache(form), at.cache(form), at.ints(_ROWS, 4),
+        DecodeWorkspace(2 * _ROWS, heads, dim, 1, device), DecodeItems(2 * _ROWS, _ROWS, kv_heads, device),
+        Cut(2 * _ROWS, 1, block_n), num_stages=stages, num_warps=warps, dependent=form.dependent,
+    )  # fmt: skip
+
+
 def _prefill(at: _Shapes, form: Form) -> None:
     from dragoman_kernels.triton.attention_prefill import paged_prefill_attention
 
@@ -321,7 +343,7 @@ def _driver(at: _Shapes, form: Form) -> None:
 
 
 _LAUNCH: dict[str, Callable[[_Shapes, Form], None]] = {
-    "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "filters": _filters, "edits": _edits, "decode": _decode, "prefill": _prefill, "gemm": _gemm,
+    "norm": _norm, "silu": _silu, "rope": _rope, "sample": _sample, "filters": _filters, "edits": _edits, "decode": _decode, "list": _list, "listed": _listed, "prefill": _prefill, "gemm": _gemm,
     "unpack": _unpack, "resolve": _resolve, "driver": _driver, "fixed-attention": _fixed_attention, "fixed-gemm": _fixed_gemm,
 }  # fmt: skip
 

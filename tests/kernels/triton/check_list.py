@@ -106,8 +106,12 @@ def main(where: str, type_name: str) -> int:
     cases = {
         "lists": lambda: list_alone(device),
         "list uneven": lambda: check(device, dtype, uneven, Cut(24, 2, 16), 8, 2, 64, 16, repeats=repeats),
-        "list of one item each": lambda: check(device, dtype, [5, 9, 60], Cut(6, 64, 32), 6, 2, 80, 64, repeats=repeats),
-        "list of pages in a tile": lambda: check(device, dtype, [300, 17, 90], Cut(20, 1, 64), 4, 4, 128, 16, repeats=repeats),
+        "list of one item each": lambda: check(
+            device, dtype, [5, 9, 60], Cut(6, 64, 32), 6, 2, 80, 64, repeats=repeats
+        ),
+        "list of pages in a tile": lambda: check(
+            device, dtype, [300, 17, 90], Cut(20, 1, 64), 4, 4, 128, 16, repeats=repeats
+        ),
         "list of eight bits": lambda: check(
             device, dtype, [300, 17, 90], Cut(20, 1, 32), 8, 2, 64, 64, float8=True, key_scale=1.0, repeats=repeats
         ),
@@ -120,7 +124,15 @@ def main(where: str, type_name: str) -> int:
                 device, dtype, long, Cut(132, 4, 64), 32, 8, 128, 64, repeats=repeats, dependent=True
             ),
             "list many": lambda: check(
-                device, dtype, [1 + 37 * n % 4000 for n in range(256)], Cut(1024, 1, 64), 16, 8, 128, 64, repeats=repeats
+                device,
+                dtype,
+                [1 + 37 * n % 4000 for n in range(256)],
+                Cut(1024, 1, 64),
+                16,
+                8,
+                128,
+                64,
+                repeats=repeats,
             ),
         }
     failed = 0
