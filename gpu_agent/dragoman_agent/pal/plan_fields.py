@@ -76,6 +76,15 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
             tuple(f"{one.min_batch}-{one.max_batch}" for one in plan.short_groups),
         )
     )
+    fields.append(
+        PlanField(
+            "decode_lists",
+            tuple(one.num_items for one in plan.decode_lists),
+            "decode-work-list",
+            "items",
+            tuple(f"{one.min_batch}-{one.max_batch}" for one in plan.decode_lists),
+        )
+    )
     return [
         *fields,
         *_prefill_fields(plan),

@@ -25,9 +25,8 @@ def plan_cpu(profile: Profile, model: ModelConfig, road: Road, limits: Limits) -
     decisions = [
         Decision("road", road.name, road.reason, inputs=profile_inputs(profile, "compute.instruction_set")),
     ]
-    decisions.append(
-        Decision("attention-grouping", "none", "a CPU's threads share the sequences of a step as they come")
-    )
+    shared = "a CPU's threads share the sequences of a step as they come"
+    decisions += [Decision(subject, "none", shared) for subject in ("attention-grouping", "decode-work-list")]
     threads, decision = _num_threads(profile, limits)
     decisions.append(decision)
     page_size, decision = _page_size()

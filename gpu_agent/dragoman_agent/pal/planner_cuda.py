@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dragoman.step_model import StepModel
 from dragoman_agent.model.config import ModelConfig
-from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.candidates import PROMPT_TOKENS
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.group_timing import GroupCase, group_cases
 from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.layer_timing import LayerCase, LayerChoices, layer_cases, layer_seconds
 from dragoman_agent.pal.limits import Limits, PlanError, choose_context, need, optional, profile_inputs
+from dragoman_agent.pal.list_timing import ListCase, list_cases
 from dragoman_agent.pal.plan import (
     KV_FLOAT8,
-    MIXED_TIMED_TOKENS,
+    DecodeList,
     GemmDecode,
     GemmFixed,
     LibraryGemm,
@@ -49,6 +48,7 @@ from dragoman_agent.pal.planner_fixed import choose_fixed_attention, choose_fixe
 from dragoman_agent.pal.planner_grouping import choose_grouping
 from dragoman_agent.pal.planner_kv import choose_kv_dtype, kv_model
 from dragoman_agent.pal.planner_library import choose_library_prefill
+from dragoman_agent.pal.planner_lists import choose_lists
 from dragoman_agent.pal.planner_long import one_launch
 from dragoman_agent.pal.planner_memory import (
     Sizes,
@@ -57,9 +57,10 @@ from dragoman_agent.pal.planner_memory import (
     context_bytes,
     workspace_bytes,
 )
-from dragoman_agent.pal.planner_mixed import MixedGraphs, choose_mixed_graphs, mixed_graph_bytes, mixed_graph_seconds
+from dragoman_agent.pal.planner_mixed import MixedGraphs, choose_mixed_graphs, mixed_graph_bytes
 from dragoman_agent.pal.planner_prefill import choose_prefill
 from dragoman_agent.pal.planner_products import LayerQuestion, Products, choose_products
+from dragoman_agent.pal.planner_steps import predict_cuda, step_decision
 from dragoman_agent.pal.planner_tiers import copy_bytes, plan_tiers
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import rates_of
@@ -71,12 +72,8 @@ _ROAD = "triton-bfloat16"
 _FLOAT8 = "K and V are kept in eight bits, which our own kernels read"
 _FLOAT8_FORMS = "K and V are kept in eight bits, in which launches were not compared by length"
 _FLOAT8_GROUPS = "K and V are kept in eight bits, for which no groups were timed"
+_FLOAT8_LISTS = "K and V are kept in eight bits, for which no work list was timed"
 _FIXED = "deterministic: every kernel runs in one form, whatever the step"
-_GRID_CONTEXTS = (128, 1024, 4096, 16384)
-_GRID_BATCHES = (1, 2, 4, 8)
-_MAX_GRID_BATCHES = 16  # graph sizes in the step model that is sent to a controller
-_NO_GRAPHS = MixedGraphs()
-_ALONE_CONTEXT = 200  # of the step that is compared with what the first user sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +88,7 @@ class _Chosen:
     dependent: Dependent
     decode: DecodeChoice
     groups: tuple[ShortGroups, ...]
+    lists: tuple[DecodeList, ...]
     reduction: Reduction
     prefill: PrefillForms
     library: LibraryPrefill | None
@@ -148,6 +146,7 @@ def plan_cuda(
         device_index=profile.device.index,
         decode_attention=chosen.decode.attention,
         short_groups=chosen.groups,
+        decode_lists=chosen.lists,
         prefill_attention=chosen.prefill.usual,
         long_prefill=chosen.prefill.long,
         library_prefill=chosen.library,
@@ -166,7 +165,7 @@ def plan_cuda(
         kv_disk_bytes=tiers.disk_bytes,
         kv_link_bytes_per_second=(not switches.reason("link_policy") and optional(profile, "link.h2d_pinned")) or 0.0,
     )
-    step = _step_decision(profile, times, step_model, plan)
+    step = step_decision(profile, times, step_model)
     return plan, [kv_decision, *decisions, shared_decision, blocks, *moving, *tiers.decisions, step]
 
 
@@ -188,59 +187,29 @@ def wanted_groups(
     """Planned launches of decode attention with and without groups of short sequences; none where the plan must have none.
     Raises PlanError as `plan_cuda` does.
     """
-    kv_dtype, _ = choose_kv_dtype(profile, model, limits)
-    if limits.deterministic or kv_dtype == KV_FLOAT8:
+    if not _may_differ(profile, model, limits):
         return []
     chosen, _, _ = _choose(profile, model, limits, switches, KernelTimes(rates_of(profile), timings), timings)
     return list(group_cases(model, chosen.page_size, chosen.decode.attention, chosen.num_seqs))
 
 
-def predict_cuda(
-    shape: StepShape,
-    prefill: PrefillForms,
-    graphs: tuple[int, ...],
-    chunk: int,
-    library: LibraryPrefill | None = None,
-    mixed_graphs: MixedGraphs = _NO_GRAPHS,
-) -> StepModel:
-    """t = sum over the kernels of a step of phase + max(bytes / rate, operations / rate), over batch and context.
-
-    Batches are those with a graph, since others are padded to one. Where whole steps were timed, the sum is corrected
-    by their ratio.
+def wanted_lists(
+    profile: Profile, model: ModelConfig, limits: Limits, switches: Switches, timings: Timings
+) -> list[ListCase]:
+    """Planned launches of decode attention with and without a work list; none where the plan must have none. Raises PlanError
+    as `plan_cuda` does.
     """
-    model, times = shape.model, shape.times
-    contexts = tuple(
-        dict.fromkeys(min(c, model.max_context_tokens) for c in (*_GRID_CONTEXTS, model.max_context_tokens))
-    )
-    batches = tuple(sorted({*(size for size in _GRID_BATCHES if size < graphs[0]), *_thin(graphs)}))
+    if not _may_differ(profile, model, limits):
+        return []
+    times = KernelTimes(rates_of(profile), timings)
+    chosen, _, _ = _choose(profile, model, limits, switches, times, timings)
+    num = times.rates.num_multiprocessors
+    return list(list_cases(model, chosen.page_size, chosen.decode.attention, chosen.num_seqs, num))
 
-    def padded(batch: int, context: int) -> float:
-        return shape.seconds(batch, context, next((size for size in graphs if size >= batch), batch))
 
-    timed = [(b, c, padded(b, c)) for b, c in times.timed_steps(model.name)]
-
-    def decode(batch: int, context: int) -> float:
-        return padded(batch, context) * times.step_ratio(model.name, timed, batch, context)
-
-    def prompts(tokens: int) -> float:
-        on_device = step_cost.prefill_step_seconds(
-            times, model, shape.page_size, prefill, tokens, PROMPT_TOKENS, library, shape.fixed
-        )
-        size = next((size for size in mixed_graphs.tokens if size >= tokens), None)
-        if size is not None:
-            return mixed_graph_seconds(shape, prefill, size)
-        if tokens in mixed_graphs.full:
-            return mixed_graph_seconds(shape, prefill, tokens, library, PROMPT_TOKENS)
-        # Outside a graph the host launches kernel by kernel, and a small step waits for it.
-        return max(on_device, step_cost.handover_seconds(times.rates, model))
-
-    return StepModel(
-        batch_sizes=batches,
-        context_tokens=contexts,
-        decode_seconds_grid=tuple(decode(batch, context) for batch in batches for context in contexts),
-        prefill_tokens_per_second=chunk / prompts(chunk),
-        prefill_base_seconds=prompts(min(MIXED_TIMED_TOKENS, chunk)),
-    )
+def _may_differ(profile: Profile, model: ModelConfig, limits: Limits) -> bool:
+    """Whether the plan may have other forms of decode attention than its launches."""
+    return not limits.deterministic and choose_kv_dtype(profile, model, limits)[0] != KV_FLOAT8
 
 
 def _choose(
@@ -292,6 +261,10 @@ def _choose(
         profile, model, page_size, decode.attention, num_seqs, timings,
         tuning_off or fixed or (_FLOAT8_GROUPS if float8 else None),
     )  # fmt: skip
+    lists, lists_decision = choose_lists(
+        profile, model, page_size, decode.attention, num_seqs, groups, timings,
+        tuning_off or fixed or (_FLOAT8_LISTS if float8 else None),
+    )  # fmt: skip
     reduction, reduction_decision = choose_reduction(maker, page_size, decode.attention[0], tuning_off)
     timed = layer_seconds(timings, model, LayerChoices(page_size, decode.attention, rows, gemm), num_seqs)
     dependent, dependent_decision = choose_dependent_launch(profile, model, timed, tuning_off or fixed)
@@ -300,7 +273,7 @@ def _choose(
     matmul = "matrix products in one order" if limits.deterministic else "the library's matrix products"
     decisions = [
         Decision("road", _ROAD, f"our Triton kernels and {matmul}, weights in bfloat16"),
-        page_decision, context_decision, seqs_decision, *decode_decisions, groups_decision, *prefill_decisions, library_decision, rows_decision,
+        page_decision, context_decision, seqs_decision, *decode_decisions, groups_decision, lists_decision, *prefill_decisions, library_decision, rows_decision,
         gemm_decision, algorithms_decision, dependent_decision, *chunk_decisions, graphs_decision, mixed_decision, reduction_decision,
     ]  # fmt: skip
     return (
@@ -313,6 +286,7 @@ def _choose(
             dependent,
             decode,
             groups,
+            lists,
             reduction,
             prefill,
             library,
@@ -337,6 +311,7 @@ def _sizes(model: ModelConfig, times: KernelTimes, chosen: _Chosen, copies: int)
         chosen.context,
         chosen.page_size,
         chosen.mixed_graphs.captured,
+        chosen.lists,
         deterministic=bool(chosen.gemm_fixed),
     )
     if chosen.gemm_fixed:
@@ -362,25 +337,3 @@ def _shared_memory(profile: Profile, model: ModelConfig, chosen: _Chosen) -> tup
     reason = f"the largest block of attention; {rates.shared_per_block} may be used"
     inputs = profile_inputs(profile, "memory.shared_per_block", "memory.shared_per_multiprocessor")
     return used, Decision("shared-memory", f"{used}", reason, inputs, predicted=float(used), unit="bytes")
-
-
-def _step_decision(profile: Profile, times: KernelTimes, step_model: StepModel, plan: Plan) -> Decision:
-    alone = step_model.decode_step_seconds(1, _ALONE_CONTEXT)
-    how = "each kernel as timed on the device where it was" if times.has_measurements else "each kernel predicted"
-    names = ("memory.read_bandwidth", "compute.matmul_bfloat16", "scheduling.phase", "scheduling.phase_rate", "scheduling.graph_node")  # fmt: skip
-    return Decision(
-        "step-model",
-        f"{1e3 * alone:.2f} ms a token alone",
-        f"sum over the kernels of a step of phase + max(bytes / rate, operations / rate); {how}",
-        profile_inputs(profile, *names),
-        predicted=alone,
-        unit="s",
-    )
-
-
-def _thin(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """At most 16 of the sizes, both ends kept."""
-    if len(sizes) <= _MAX_GRID_BATCHES:
-        return sizes
-    last = len(sizes) - 1
-    return tuple(dict.fromkeys(sizes[round(i * last / (_MAX_GRID_BATCHES - 1))] for i in range(_MAX_GRID_BATCHES)))

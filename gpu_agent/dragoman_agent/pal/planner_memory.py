@@ -10,7 +10,7 @@ from dragoman_agent.pal.changes import Growth, MemoryNeed, Options, Part, bytes_
 from dragoman_agent.pal.decisions import Candidate, Decision
 from dragoman_agent.pal.limits import Limits, PlanError, need, optional, profile_inputs
 from dragoman_agent.pal.needs import known_models
-from dragoman_agent.pal.plan import DecodeAttention, MemoryLine, decode_for, mixed_decode, mixed_graph_sizes
+from dragoman_agent.pal.plan import DecodeAttention, DecodeList, MemoryLine, decode_for, mixed_decode, mixed_graph_sizes
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.rates import Rates
 from dragoman_agent.pal.switches import Switches
@@ -26,6 +26,7 @@ _SCORED_BYTES = (
     60  # a logit of those rows: edited copies and candidates of filters, which are kept; copies, exponentials, order
 )
 _TOKEN_WORDS = 5  # int32 of metadata a token of a step
+_ITEM_WORDS = 8  # int32 of an item of decode attention's work list, those of its making included
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,11 @@ def workspace_bytes(
     context: int,
     page: int,
     mixed_graphs: tuple[int, ...],
+    lists: tuple[DecodeList, ...] = (),
     *,
     deterministic: bool,
 ) -> int:
-    """Buffers of a step: activations of a whole chunk, logits and sampling, parts of attention, tables and rotation."""
+    """Buffers of a step: activations of a whole chunk, logits and sampling, parts of attention, tables, work list and rotation."""
     activations = batch_tokens * token_bytes(model)
     sampling = num_seqs * model.vocab_size * 2 + min(num_seqs, _SCORED_ROWS) * model.vocab_size * _SCORED_BYTES
     batches = {*(min(one.max_batch, num_seqs) for one in attention), num_seqs}
@@ -63,9 +65,12 @@ def workspace_bytes(
     parts = max(
         parts, *(seqs * mixed_decode(attention, seqs, deterministic=deterministic).num_splits for seqs in mixed), 0
     )
+    items = max((one.num_items for one in lists), default=0)
+    parts = max(parts, items)  # an item is a part; a whole context is one too
     partial = 4 * parts * model.num_heads * (model.head_dim + 1)
     tables = 4 * (2 * num_seqs * (-(-context // page) + 1) + _TOKEN_WORDS * batch_tokens)
-    return activations + sampling + partial + tables + 4 * context * model.head_dim
+    work = 4 * items * (_ITEM_WORDS + model.num_kv_heads)  # an item in the list, and how many of its parts have arrived
+    return activations + sampling + partial + tables + work + 4 * context * model.head_dim
 
 
 def token_bytes(model: ModelConfig) -> int:

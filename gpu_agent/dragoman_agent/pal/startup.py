@@ -146,6 +146,7 @@ def _null_decisions(plan: Plan) -> list[Decision]:
         *(told if plan.deterministic else ()),
         Decision("road", plan.road, "the null device computes nothing"),
         Decision("attention-grouping", "none", "the null device computes nothing, so no sequences can share the work"),
+        Decision("decode-work-list", "none", "the null device computes nothing, so no context holds others up"),
         Decision("page-size", str(plan.page_size), given, unit="tokens"),
         Decision("max-context", str(plan.max_context_tokens), given, unit="tokens"),
         Decision("step-tokens", str(plan.max_batch_tokens), given, unit="tokens"),

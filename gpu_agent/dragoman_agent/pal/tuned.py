@@ -12,7 +12,7 @@ from dragoman_agent.pal.candidates import tuning_cases
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.limits import Limits
 from dragoman_agent.pal.planner import plan_for
-from dragoman_agent.pal.planner_cuda import wanted_groups, wanted_layers
+from dragoman_agent.pal.planner_cuda import wanted_groups, wanted_layers, wanted_lists
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
@@ -75,11 +75,11 @@ def tune_all(
         return [case for model, plan in plans for case in tuning_cases(profile, model, plan)]
 
     def layers(held: Timings) -> list[Case]:
-        """And groups of short sequences, whose launches are known by then."""
+        """And groups of short sequences and work lists, whose launches are known by then."""
         return [
             case
             for model in models
-            for wanted in (wanted_layers, wanted_groups)
+            for wanted in (wanted_layers, wanted_groups, wanted_lists)
             for case in wanted(profile, model, limits, switches, held)
         ]
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from dragoman_agent.pal.candidates import TuningCase
 from dragoman_agent.pal.group_timing import GroupCase
 from dragoman_agent.pal.layer_timing import LayerCase
+from dragoman_agent.pal.list_timing import ListCase
 from dragoman_agent.pal.plan import MAX_LIBRARY_ALGORITHMS
 from dragoman_agent.pal.timings import Timings, TimingsError
 
@@ -41,7 +42,7 @@ _LASTING_ERRORS = (
 )
 
 
-Case = TuningCase | LayerCase | GroupCase
+Case = TuningCase | LayerCase | GroupCase | ListCase
 
 
 class TuningError(Exception):
