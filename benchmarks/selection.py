@@ -26,10 +26,8 @@ MAX_SECONDS_A_SHAPE = 1.0  # the bar
 PLANNINGS = 5
 # Kinds that are candidates of one choice.
 _ONE_CHOICE = {"prefill-library": "prefill-attention", "prefill-batch": "prefill-attention"}
-_OPTIONS = {
-    "decode-grouped": ("rows",),
-    "decode-list": ("items",),
-}  # what of a shape is the candidate and not the problem
+# What of a shape is the candidate and not the problem.
+_OPTIONS = {"decode-grouped": ("rows",), "decode-list": ("items",)}
 _ATTENTION = ("num_heads", "num_kv_heads", "head_dim")
 
 Shape = tuple[object, ...]

@@ -34,7 +34,7 @@ from dragoman_agent.pal.library import load_library
 from dragoman_agent.pal.plan import LibraryPrefill, LongPrefill, Plan, PrefillAttention
 from dragoman_agent.pal.planner import plan_for
 from dragoman_agent.pal.planner_attention import launch_of
-from dragoman_agent.pal.planner_cuda import wanted_groups, wanted_layers
+from dragoman_agent.pal.planner_cuda import wanted_groups, wanted_layers, wanted_lists
 from dragoman_agent.pal.profile import Profile
 from dragoman_agent.pal.switches import Switches
 from dragoman_agent.pal.timings import Timings
@@ -208,7 +208,8 @@ def all_cases() -> tuple[Case, ...]:
         timings = Timings("", "", {case.key: case.predicted_seconds for case in found})
         layers = wanted_layers(H200, model, LIMITS, Switches(), timings)
         groups = wanted_groups(H200, model, LIMITS, Switches(), timings)
-        cases |= {case.key: case for case in (*found, *layers, *groups)}
+        lists = wanted_lists(H200, model, LIMITS, Switches(), timings)
+        cases |= {case.key: case for case in (*found, *layers, *groups, *lists)}
     return tuple(cases.values())
 
 
@@ -224,10 +225,20 @@ def test_a_shape_is_one_kernel_at_one_problem_and_the_library_is_a_candidate_of_
     own = [case for case in all_cases() if selection.is_of(case, source_of("qwen3-0.6b").config)]
     shapes = selection.chosen_shapes(own)
     prefill = [shape for shape in shapes if shape[0] == "prefill-attention"]
-    kinds = {"decode-attention", "prefill-attention", "gemm", "gemm-library", "decode-layers", "decode-grouped"}
+    kinds = {
+        "decode-attention",
+        "prefill-attention",
+        "gemm",
+        "gemm-library",
+        "decode-layers",
+        "decode-grouped",
+        "decode-list",
+    }
     assert kinds == {shape[0] for shape in shapes}
     grouped = [count for shape, count in shapes.items() if shape[0] == "decode-grouped"]
     assert grouped and min(grouped) > 1, "how many sequences share a program is the candidate"
+    listed = [count for shape, count in shapes.items() if shape[0] == "decode-list"]
+    assert len(listed) >= 15 and set(listed) == {3}, "the number of items is the candidate, how contexts differ is not"
     assert any(("context", 8192) in shape and ("tokens", 2048) in shape for shape in prefill)
     assert any(("prompts", 16) in shape for shape in prefill), "many prompts at once are candidates of it too"
     alone = [case for case in own if case.kind == "rms-norm"]

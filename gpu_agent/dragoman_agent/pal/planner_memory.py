@@ -26,7 +26,7 @@ _SCORED_BYTES = (
     60  # a logit of those rows: edited copies and candidates of filters, which are kept; copies, exponentials, order
 )
 _TOKEN_WORDS = 5  # int32 of metadata a token of a step
-_ITEM_WORDS = 8  # int32 of an item of decode attention's work list, those of its making included
+_ITEM_WORDS = 8  # int32 of an item of decode attention's work list
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ def workspace_bytes(
         parts, *(seqs * mixed_decode(attention, seqs, deterministic=deterministic).num_splits for seqs in mixed), 0
     )
     items = max((one.num_items for one in lists), default=0)
-    parts = max(parts, items)  # an item is a part; a whole context is one too
+    parts = max(parts, items)  # an item is a part
     partial = 4 * parts * model.num_heads * (model.head_dim + 1)
     tables = 4 * (2 * num_seqs * (-(-context // page) + 1) + _TOKEN_WORDS * batch_tokens)
-    work = 4 * items * (_ITEM_WORDS + model.num_kv_heads)  # an item in the list, and how many of its parts have arrived
+    work = 4 * items * (_ITEM_WORDS + model.num_kv_heads)  # and a count of what has arrived, an item and KV head
     return activations + sampling + partial + tables + work + 4 * context * model.head_dim
 
 

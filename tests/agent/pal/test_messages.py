@@ -7,6 +7,7 @@ from dragoman_agent.pal.decisions import Candidate, Decision, Input
 from dragoman_agent.pal.messages import decision_to_proto, plan_to_proto
 from dragoman_agent.pal.plan import (
     DecodeAttention,
+    DecodeList,
     GemmFixed,
     LibraryGemm,
     LibraryPrefill,
@@ -29,6 +30,7 @@ PLAN = Plan(
     reduction="shared", shared_memory_bytes=99 << 10, prefetch=True, switches_off=("arena", "link_policy"),
     deterministic=True, gemm_fixed=(GemmFixed(96, 32, 0, 64, 64, 128, 3, 4),), attention_part_tokens=256,
     library_prefill=LibraryPrefill("cudnn", 2048, 16), library_gemm=(LibraryGemm(96, 32, 1536, 4095, 2048, 5),), short_groups=(ShortGroups(64, 255, 4, 128, 1e-5, 9e-6),),
+    decode_lists=(DecodeList(17, 32, 72, 4), DecodeList(33, 63, 144, 4)),
 )  # fmt: skip
 # How the nested fields of a plan are spread, and what is a message of its own.
 SPREAD = {
@@ -59,6 +61,9 @@ def test_values_lists_and_labels_arrive() -> None:
     groups = fields["short_groups"]
     assert (list(groups.numbers.values), list(groups.numbers.labels)) == ([4], ["64-255"])
     assert groups.unit == "sequences a program"
+    lists = fields["decode_lists"]
+    assert (list(lists.numbers.values), list(lists.numbers.labels)) == ([72, 144], ["17-32", "33-63"])
+    assert lists.unit == "items"
     assert list(fields["gemm_fixed"].numbers.labels) == ["96x32-m64-n64-k128-g3-w4"]
     algorithm = fields["library_gemm"].numbers
     assert (list(algorithm.values), list(algorithm.labels)) == ([6], ["96x32 from 1536 rows"])

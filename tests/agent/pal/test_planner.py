@@ -59,6 +59,7 @@ def test_every_choice_has_a_decision_with_a_reason() -> None:
         "kv-blocks",
         "step-model",
         "attention-grouping",
+        "decode-work-list",
     } <= subjects
     assert all(decision.reason and decision.chosen for decision in decisions)
     assert plan.page_size == 64

@@ -192,7 +192,7 @@ def test_pal_off_is_the_fixed_configuration_on_every_card(card: Card, shapes: Sh
     ("switch", "subjects"),
     [
         ("arena", {"kv-blocks"}),
-        ("launch_tuning", {"decode-attention", "prefill-attention", "long-prefill", "library-prefill", "gemm-rows", "gemm-decode", "gemm-library", "graphs", "mixed-graphs", "dependent-launch", "burst", "reduction", "attention-grouping"}),
+        ("launch_tuning", {"decode-attention", "prefill-attention", "long-prefill", "library-prefill", "gemm-rows", "gemm-decode", "gemm-library", "graphs", "mixed-graphs", "dependent-launch", "burst", "reduction", "attention-grouping", "decode-work-list"}),
         ("async_copy", {"offload", "prefetch", "host-tier"}),
         ("link_policy", {"offload", "prefetch", "host-tier"}),
     ],

@@ -1,0 +1,407 @@
+"""Which batches have their contexts cut by a work list: those that were timed to gain, with the reason where none is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman_agent.engine.config import EngineConfig
+from dragoman_agent.model.config import ModelConfig
+from dragoman_agent.pal import tuned
+from dragoman_agent.pal.decisions import Decision
+from dragoman_agent.pal.list_timing import (
+    EVEN,
+    LAYOUTS,
+    LONG,
+    MIN_TILES,
+    SPREAD,
+    ListCase,
+    list_batches,
+    list_items,
+    list_lens,
+)
+from dragoman_agent.pal.plan import DecodeList, Plan
+from dragoman_agent.pal.plan_fields import plan_fields
+from dragoman_agent.pal.planner import Limits, Switches, plan_for
+from dragoman_agent.pal.planner_cuda import wanted_groups, wanted_lists
+from dragoman_agent.pal.planner_memory import workspace_bytes
+from dragoman_agent.pal.profile import Profile, Value
+from dragoman_agent.pal.timings import Timings
+from dragoman_agent.pal.tuning import Case
+
+Seconds = Callable[[int, int, int], float | None]  # of a batch, layout and number of items, 0 without; None: not timed
+Planned = tuple[Plan, Decision]
+MODEL = "qwen3-0.6b"
+TIMED = (8, 16, 32, 128, 256)  # of 256 sequences
+ITEMS = {8: 72, 16: 72, 32: 72, 128: 256, 256: 512}  # the smaller number: of 132 multiprocessors and 8 KV heads
+
+
+@pytest.fixture
+def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) -> Callable[..., Planned]:
+    """A plan from times of work lists alone, and of short groups where `groups` says from which batch on they gain."""
+    model, here = shapes(MODEL), card()
+
+    def make(seconds: Seconds, switches: Switches | None = None, groups: int = 0, **limits: object) -> Planned:
+        bounds, nothing = Limits(**limits), Timings(here.fingerprint, "k")  # type: ignore[arg-type]
+        found: dict[str, float] = {}
+        for case in wanted_lists(here, model, Limits(), Switches(), nothing):
+            known = seconds(case.shape["batch"], case.shape["layout"], case.shape["items"])
+            found |= {} if known is None else {case.key: known}
+        if groups:
+            for case in wanted_groups(here, model, Limits(), Switches(), nothing):
+                gains = case.shape["batch"] == groups and case.shape["rows"] > 1
+                found[case.key] = 8e-6 if gains else 1e-5
+        plan, decisions = plan_for(here, model, bounds, switches or Switches(), nothing.with_seconds(found))
+        return plan, next(one for one in decisions if one.subject == "decode-work-list")
+
+    return make
+
+
+def is_few(batch: int, items: int) -> bool:
+    return items == ITEMS[batch]
+
+
+def gaining(batch: int, layout: int, items: int) -> float:
+    """At 32 more items are best, at 16 and 128 fewer; at 8 and 256 nothing gains."""
+    if layout == EVEN or items == 0 or batch in (8, 256):
+        return {EVEN: 1e-5, LONG: 4e-5, SPREAD: 2e-5}[layout]
+    is_best = is_few(batch, items) == (batch != 32)
+    return {LONG: 2e-5 if is_best else 3e-5, SPREAD: 1.5e-5}[layout]
+
+
+def steps(even: float, long: float, spread: float) -> Seconds:
+    """So much of the launch's time by any list."""
+    return lambda batch, layout, items: (1.0, (even, long, spread)[layout])[items > 0]
+
+
+# The cases.
+
+
+def test_each_planned_launch_is_asked_for_with_and_without_a_list(
+    card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]
+) -> None:
+    here, model = card(), shapes(MODEL)
+    cases = wanted_lists(here, model, Limits(), Switches(), Timings(here.fingerprint, "k"))
+    plan, _ = plan_for(here, model, Limits(), Switches())
+    assert plan.max_num_seqs == 256 and len({case.key for case in cases}) == len(cases) == 45
+    assert {tuple(case.shape[name] for name in ("batch", "layout", "items")) for case in cases} == {
+        (batch, layout, items) for batch in TIMED for layout in LAYOUTS for items in (0, ITEMS[batch], 2 * ITEMS[batch])
+    }
+    for case in cases:
+        launch = plan.decode_for(case.shape["batch"])
+        assert {**case.config, "max_batch": launch.max_batch} == dataclasses.asdict(launch)
+        assert (case.shape["context"], case.shape["longest"]) == (1024, 16384)
+        assert (case.shape["page_size"], case.shape["min_tiles"]) == (plan.page_size, MIN_TILES)
+        assert case.shape["layers"] == model.num_layers and len(list_lens(case.shape)) == case.shape["batch"]
+    for bounds in (Limits(deterministic=True), Limits(kv_dtype="fp8"), Limits(max_num_seqs=7)):
+        assert wanted_lists(here, model, bounds, Switches(), Timings(here.fingerprint, "k")) == []
+
+
+@pytest.mark.parametrize(
+    ("most", "ranges"),
+    [
+        (7, []),
+        (8, [(5, 8)]),
+        (9, [(5, 8), (9, 9)]),
+        (100, [(5, 8), (9, 16), (17, 32), (33, 64), (65, 100)]),
+        (256, [(5, 8), (9, 16), (17, 32), (65, 128), (129, 256)]),
+        (1024, [(5, 8), (17, 32), (65, 128), (129, 256), (513, 1024)]),
+        (2000, [(5, 8), (17, 32), (65, 128), (129, 256), (513, 1024)]),
+    ],
+)
+def test_the_ranges_of_batches_that_are_timed(most: int, ranges: list[tuple[int, int]]) -> None:
+    assert list_batches(most) == ranges
+
+
+def test_items_fill_the_device_and_have_room_for_a_part_more_of_each_sequence() -> None:
+    assert list_items(8, 8, 132) == (72, 144)
+    assert list_items(8, 3, 132) == (176, 352)
+    assert list_items(256, 8, 132) == (512, 1024)
+    assert list_items(8, 8, 24) == (16, 32)
+
+
+def test_a_model_of_short_contexts_has_no_cases_and_says_why(
+    card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]
+) -> None:
+    for longest, words in ((1024, "contexts of 1024 tokens at most"), (100, "contexts of 100 tokens at most")):
+        model = dataclasses.replace(shapes(MODEL), max_context_tokens=longest)
+        assert wanted_lists(card(), model, Limits(), Switches(), Timings("print", "k")) == []
+        plan, decisions = plan_for(card(), model, Limits(), Switches(), Timings(card().fingerprint, "k"))
+        (decision,) = [one for one in decisions if one.subject == "decode-work-list"]
+        assert plan.decode_lists == () and words in decision.reason
+    model = dataclasses.replace(shapes(MODEL), max_context_tokens=2048)
+    cases = wanted_lists(card(), model, Limits(), Switches(), Timings("print", "k"))
+    assert len(cases) == 45 and {case.shape["longest"] for case in cases} == {2048}
+
+
+def test_a_case_has_the_same_name_whichever_plan_asks_and_another_for_other_work(
+    card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]
+) -> None:
+    def cases(model: ModelConfig, **limits: int) -> list[ListCase]:
+        return wanted_lists(card(), model, Limits(**limits), Switches(), Timings("print", "k"))
+
+    model = shapes(MODEL)
+    all_keys = {case.key for case in cases(model)}
+    few = {case.key for case in cases(model, max_num_seqs=32)}
+    assert few < all_keys
+    assert all(key.startswith("decode-list/h16-k8-d128-p64/b") for key in all_keys)
+    for changes in ({"num_layers": 3}, {"num_heads": 32}, {"max_context_tokens": 4096}):
+        assert not all_keys & {case.key for case in cases(dataclasses.replace(model, **changes))}, changes
+
+
+def test_tuning_times_lists_beside_groups_once_kernels_are_known(
+    card: Callable[..., Profile],
+    shapes: Callable[[str], ModelConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds: list[set[str]] = []
+
+    def fake(cases: list[Case], held: Timings, *_: object) -> Timings:
+        rounds.append({case.kind for case in cases if not held.knows(case.key)})
+        return held.with_seconds({case.key: 1e-5 for case in cases})
+
+    monkeypatch.setattr(tuned, "tune", fake)
+    here = card()
+    tuned.tune_all(here, [shapes(MODEL)], Limits(), Switches(), Timings(here.fingerprint, "k"), tmp_path, 0, print)
+    assert "decode-list" not in rounds[0]
+    assert any({"decode-list", "decode-grouped"} <= kinds for kinds in rounds)
+
+
+# The contexts that are timed.
+
+SHAPE = {"batch": 32, "context": 1024, "longest": 16384}
+
+
+def test_contexts_alike_with_a_long_one_and_spread() -> None:
+    assert list_lens({**SHAPE, "layout": EVEN}) == [1024] * 32
+    long = list_lens({**SHAPE, "layout": LONG})
+    assert long[16] == 16384 and [*long[:16], *long[17:]] == [1024] * 31
+    spread = list_lens({**SHAPE, "layout": SPREAD})
+    assert (min(spread), max(spread), len(set(spread))) == (256, 4096, 32)
+    assert spread not in (sorted(spread), sorted(spread, reverse=True)), (
+        "a list that needs an order would be timed too well"
+    )
+    steps_between = {
+        round(after / before, 2) for before, after in zip(sorted(spread), sorted(spread)[1:], strict=False)
+    }
+    assert all(1.08 <= step <= 1.11 for step in steps_between)
+    assert max(list_lens({**SHAPE, "longest": 2048, "layout": SPREAD})) == 2048
+
+
+@given(st.integers(1, 1100), st.integers(1, 2000), st.integers(0, 30000), st.sampled_from(LAYOUTS))
+def test_there_is_a_context_for_each_sequence_within_bounds(batch: int, context: int, more: int, layout: int) -> None:
+    shape = {"batch": batch, "context": context, "longest": context + more, "layout": layout}
+    lens = list_lens(shape)
+    assert len(lens) == batch and all(1 <= each <= context + more for each in lens)
+    assert lens == list_lens(shape)
+    if layout == LONG:
+        assert lens[batch // 2] == context + more and sum(lens) == batch * context + more
+    if layout == SPREAD:
+        low, high = max(context // 4, 1), min(4 * context, context + more)
+        assert min(lens) == low and (batch == 1 or max(lens) == high)
+
+
+# The choice.
+
+
+def test_batches_where_it_was_quicker_get_their_number_of_items(planned: Callable[..., Planned]) -> None:
+    plan, decision = planned(gaining)
+    assert plan.decode_lists == (
+        DecodeList(9, 16, 72, MIN_TILES), DecodeList(17, 32, 144, MIN_TILES), DecodeList(65, 128, 256, MIN_TILES),
+    )  # fmt: skip
+    for batch, index in ((8, None), (9, 0), (16, 0), (17, 1), (32, 1), (33, None), (65, 2), (128, 2), (129, None)):
+        assert plan.list_for(batch) is (None if index is None else plan.decode_lists[index])
+    assert decision.chosen.startswith("72 items from 9 to 16 sequences, 144 items from 17 to 32")
+    assert "at 32 with 144 items alike 10.0 us by a list and 10.0 without" in decision.reason
+    assert (
+        "one long 20.0 us by a list and 40.0 without, spread 15.0 us by a list and 20.0 without, +37.5%"
+        in decision.reason
+    )
+    assert "at 256 with 512 items" in decision.reason and "(under the 2% that count)" in decision.reason
+    assert decision.reason.endswith("; not timed and without a list: 33 to 64 sequences")
+    assert (decision.predicted, decision.unit) == (2e-5, "s") and len(decision.candidates) == 15
+    chosen = {one.name: one.predicted for one in decision.candidates if not one.rejected_because}
+    assert set(chosen) == {
+        "no list at 8", "72 items at 16", "144 items at 32", "256 items at 128", "no list at 256",
+    }  # fmt: skip
+    assert chosen["144 items at 32"] == pytest.approx(1.5e-5) and chosen["no list at 8"] == pytest.approx(7e-5 / 3)
+    shown = next(field for field in plan_fields(plan) if field.name == "decode_lists")
+    assert shown.value == (72, 144, 256) and shown.labels == ("9-16", "17-32", "65-128")
+    assert (shown.subject, shown.unit) == ("decode-work-list", "items")
+
+
+def test_lists_make_other_tokens_and_go_to_the_engine(planned: Callable[..., Planned]) -> None:
+    plan, _ = planned(gaining)
+    plain, _ = planned(lambda batch, layout, items: None)
+    assert plan.digest() != plain.digest(), "parts of other lengths are summed in another order"
+    assert dataclasses.replace(plan, decode_lists=()).digest() == plain.digest()
+    config = EngineConfig("cuda", f"random:{MODEL}", plan)
+    assert EngineConfig.from_json(json.dumps(json.loads(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_used"),
+    [
+        (steps(1.009, 0.9, 0.9), True),
+        (steps(1.011, 0.9, 0.9), False),
+        (steps(0.9, 0.979, 0.979), True),
+        (steps(0.9, 0.981, 0.981), False),
+        (steps(1.0, 0.5, 1.3), True),  # the mean counts
+        (steps(1.0, 0.5, 1.5), False),
+    ],
+)
+def test_one_percent_may_be_lost_and_two_must_be_gained(
+    planned: Callable[..., Planned], seconds: Seconds, is_used: bool
+) -> None:
+    plan, decision = planned(seconds)
+    assert bool(plan.decode_lists) == is_used == (decision.chosen != "none")
+    assert not is_used or len(plan.decode_lists) == 5
+
+
+def test_more_items_that_gain_more_but_cost_too_much_leave_those_that_may_be_used(
+    planned: Callable[..., Planned],
+) -> None:
+    def seconds(batch: int, layout: int, items: int) -> float:
+        few = steps(1.0, 0.8, 0.8) if items <= ITEMS[batch] else steps(1.05, 0.5, 0.5)
+        return few(batch, layout, items) or 0.0
+
+    plan, decision = planned(seconds)
+    assert [one.num_items for one in plan.decode_lists] == list(ITEMS.values())
+    (refused,) = [one for one in decision.candidates if one.name == "144 items at 8"]
+    assert "contexts alike take 5.0% longer, and 1% is allowed" in refused.rejected_because
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (
+            lambda batch, layout, items: None,
+            "not timed on this device, which --tune now does; each context is cut into",
+        ),
+        (lambda batch, layout, items: 1.0 if items else None, "not timed on this device"),
+        (lambda batch, layout, items: None if items else 1.0, "not timed on this device"),
+        (lambda batch, layout, items: None if layout == SPREAD else 1.0, "not timed on this device"),
+        # No number of items is known of all three.
+        (
+            lambda batch, layout, items: None if items and is_few(batch, items) == (layout == LONG) else 1.0,
+            "not timed on this device",
+        ),
+        (steps(1.0, 1.3, 1.3), "-30.0% where contexts differ (under the 2% that count)"),
+        (steps(1.05, 0.5, 0.5), "(but contexts alike take 5.0% longer, and 1% is allowed)"),
+    ],
+)
+def test_without_a_timed_gain_there_is_none(planned: Callable[..., Planned], seconds: Seconds, words: str) -> None:
+    plan, decision = planned(seconds)
+    assert plan.decode_lists == () and decision.chosen == "none" and words in decision.reason
+    assert decision.predicted is None
+
+
+def test_a_batch_whose_times_failed_has_none_and_is_named(planned: Callable[..., Planned]) -> None:
+    def seconds(batch: int, layout: int, items: int) -> float | None:
+        return None if batch in (8, 256) else steps(1.0, 0.5, 0.5)(batch, layout, items)
+
+    plan, decision = planned(seconds)
+    assert [one.max_batch for one in plan.decode_lists] == [16, 32, 128]
+    assert decision.reason.endswith("; not timed and without a list: 5 to 8, 33 to 64, 129 to 256 sequences")
+
+
+def test_of_one_number_of_items_that_was_timed_the_other_is_not_missed(planned: Callable[..., Planned]) -> None:
+    def seconds(batch: int, layout: int, items: int) -> float | None:
+        return None if items > ITEMS[batch] else steps(1.0, 0.5, 0.5)(batch, layout, items)
+
+    plan, _ = planned(seconds)
+    assert [one.num_items for one in plan.decode_lists] == list(ITEMS.values())
+
+
+@pytest.mark.parametrize(
+    ("grouped_from", "ranges", "not_chosen"),
+    [
+        (
+            128,
+            [(5, 8), (9, 16), (17, 32)],
+            "no list at 128",
+        ),  # to 255: also of the bucket that ends at 256 but its last
+        (64, [(5, 8), (9, 16), (17, 32)], ""),
+    ],
+)
+def test_batches_whose_short_sequences_share_programs_get_none(
+    planned: Callable[..., Planned], grouped_from: int, ranges: list[tuple[int, int]], not_chosen: str
+) -> None:
+    plan, decision = planned(steps(1.0, 0.5, 0.5), groups=grouped_from)
+    (groups,) = plan.short_groups
+    assert groups.min_batch == grouped_from
+    for batch in range(1, plan.max_num_seqs + 1):
+        assert plan.list_for(batch) is None or plan.groups_for(batch) is None
+        inside = groups.min_batch <= batch <= groups.max_batch
+        assert not inside or plan.list_for(batch) is None
+    assert [(one.min_batch, one.max_batch) for one in plan.decode_lists][:3] == ranges
+    assert plan.list_for(256) is not None and plan.list_for(groups.max_batch + 1) is not None
+    if not_chosen:
+        (told,) = [one for one in decision.candidates if one.name == not_chosen]
+        (other,) = [one for one in decision.candidates if one.name == "256 items at 128"]
+        assert not told.rejected_because and "short sequences share programs there" in other.rejected_because
+        assert "+50.0% where contexts differ (short sequences share programs there)" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"deterministic": True}, "deterministic"),
+        ({"kv_dtype": "fp8"}, "eight bits, for which no work list was timed"),
+        ({"max_num_seqs": 7}, "at most 7 sequences run at once"),
+        ({"switches": Switches(launch_tuning=False)}, "switched off by --pal-launch-tuning off"),
+        ({"switches": Switches.off()}, "switched off by --pal off"),
+    ],
+)
+def test_where_it_is_out_of_the_question_the_decision_says_why(
+    planned: Callable[..., Planned], changes: dict[str, object], words: str
+) -> None:
+    plan, decision = planned(gaining, **changes)
+    assert plan.decode_lists == () and decision.chosen == "none" and words in decision.reason
+
+
+def test_a_card_of_another_maker_has_none(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) -> None:
+    held = card({"compute.warp_size": 64})
+    held = dataclasses.replace(held, device=dataclasses.replace(held.device, kind="hip"))
+    plan, decisions = plan_for(
+        held.with_values({"compute.warp_size": Value(64, "", "reported")}), shapes(MODEL), Limits(), Switches()
+    )
+    (decision,) = [one for one in decisions if one.subject == "decode-work-list"]
+    assert plan.decode_lists == () and "no kernel was ever timed on a hip device" in decision.reason
+
+
+# What it takes.
+
+
+def test_the_workspace_grows_by_the_list_and_by_parts_beyond_those_of_launches(
+    planned: Callable[..., Planned], shapes: Callable[[str], ModelConfig]
+) -> None:
+    plan, model = planned(gaining)[0], shapes(MODEL)
+    seqs = plan.max_num_seqs
+
+    def size(*num_items: int) -> int:
+        lists = tuple(DecodeList(1, 1, num, MIN_TILES) for num in num_items)
+        return workspace_bytes(
+            model, plan.decode_attention, plan.max_batch_tokens, seqs, plan.max_context_tokens, plan.page_size, (),
+            lists, deterministic=False,
+        )  # fmt: skip
+
+    parts = max(min(one.max_batch, seqs) * one.num_splits for one in plan.decode_attention)
+    entry, part = 4 * (8 + model.num_kv_heads), 4 * model.num_heads * (model.head_dim + 1)
+    assert size(parts) - size() == parts * entry, "as many parts as launches have take no more memory"
+    assert size(3, parts + 10, parts) - size(parts) == 10 * (entry + part)
+
+
+def test_a_plan_counts_its_lists_in_its_memory(planned: Callable[..., Planned]) -> None:
+    def workspace(plan: Plan) -> int:
+        return next(line.size_bytes for line in plan.memory if line.name == "workspace")
+
+    with_lists, without = planned(gaining)[0], planned(lambda batch, layout, items: None)[0]
+    assert workspace(with_lists) > workspace(without)
