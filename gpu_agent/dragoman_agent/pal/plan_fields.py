@@ -67,26 +67,9 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
             for name in ("num_splits", "block_n", "num_warps", "num_stages")
         ),
     ]
-    fields.append(
-        PlanField(
-            "short_groups",
-            tuple(one.rows for one in plan.short_groups),
-            "attention-grouping",
-            "sequences a program",
-            tuple(f"{one.min_batch}-{one.max_batch}" for one in plan.short_groups),
-        )
-    )
-    fields.append(
-        PlanField(
-            "decode_lists",
-            tuple(one.num_items for one in plan.decode_lists),
-            "decode-work-list",
-            "items",
-            tuple(f"{one.min_batch}-{one.max_batch}" for one in plan.decode_lists),
-        )
-    )
     return [
         *fields,
+        *_batch_fields(plan),
         *_prefill_fields(plan),
         PlanField("min_gemm_rows", plan.min_gemm_rows, "gemm-rows"),
         PlanField(
@@ -112,6 +95,27 @@ def _kernel_fields(plan: Plan) -> list[PlanField]:
         PlanField("reduction", plan.reduction, "reduction"),
         PlanField("shared_memory_bytes", plan.shared_memory_bytes, "shared-memory", "bytes"),
         PlanField("prefetch", plan.prefetch, "prefetch"),
+    ]
+
+
+def _batch_fields(plan: Plan) -> list[PlanField]:
+    """Of decode batches whose attention differs from its launch."""
+    groups, lists = plan.short_groups, plan.decode_lists
+    return [
+        PlanField(
+            "short_groups",
+            tuple(one.rows for one in groups),
+            "attention-grouping",
+            "sequences a program",
+            tuple(f"{one.min_batch}-{one.max_batch}" for one in groups),
+        ),
+        PlanField(
+            "decode_lists",
+            tuple(one.num_items for one in lists),
+            "decode-work-list",
+            "items",
+            tuple(f"{one.min_batch}-{one.max_batch}" for one in lists),
+        ),
     ]
 
 
