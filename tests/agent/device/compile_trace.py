@@ -13,13 +13,13 @@ import numpy as np
 from tests.agent.device.conformance.subjects import deterministic_plan, gpu_plan
 from tests.agent.device.conformance.tiny_model import CONFIG, TinyModel
 
-from dragoman_agent.pal.plan import KV_FLOAT8, GemmDecode, LongPrefill, Plan, PrefillAttention, ShortGroups
+from dragoman_agent.pal.plan import KV_FLOAT8, DecodeList, GemmDecode, LongPrefill, Plan, PrefillAttention, ShortGroups
 
 CAPABILITY = "9.0"
 
 
 def plan(which: str) -> Plan:
-    """In one order of arithmetic; with K and V in eight bits; or with prefill by tensor descriptors, dependent launch up to 2 sequences, groups of more; a matrix for all of them and one, which two sizes of tile serve, for some."""
+    """In one order of arithmetic; with K and V in eight bits; or with prefill by tensor descriptors, dependent launch up to 2 sequences, which a work list cuts, groups of more; a matrix for all of them and one, which two sizes of tile serve, for some."""
     if which == "deterministic":
         return deterministic_plan("cuda")
     if which == "float8":
@@ -35,7 +35,7 @@ def plan(which: str) -> Plan:
     return dataclasses.replace(
         gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2, prefill_attention=by_descriptors,
         long_prefill=long,
-        short_groups=(ShortGroups(3, 4, 2, 20, 2e-6, 1e-6),),
+        short_groups=(ShortGroups(3, 4, 2, 20, 2e-6, 1e-6),), decode_lists=(DecodeList(2, 2, 6, 1),),
     )  # fmt: skip
 
 

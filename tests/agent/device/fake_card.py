@@ -33,7 +33,7 @@ from dragoman_agent.device.torch_steps import TorchStepHandle
 from dragoman_agent.engine import packed_copy
 from dragoman_agent.model.llama import LlamaWeights, assemble
 from dragoman_agent.model.registry import needed_tensors
-from dragoman_agent.pal.plan import Plan, ShortGroups
+from dragoman_agent.pal.plan import DecodeList, Plan, ShortGroups
 
 _TYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.uint8: np.uint8}
 _QUESTIONS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -202,11 +202,12 @@ def look_at(plan: Plan, fault: str = "") -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Every step of four plans, then the faults."""
+    """Every step of five plans, then the faults."""
     plan = gpu_plan("cuda")
     plans = {
         "planned": plan, "dependent": replace(plan, dependent_max_batch=2), "deterministic": deterministic_plan("cuda"),
         "grouped": replace(plan, short_groups=(ShortGroups(2, 4, 2, 20, 2e-6, 1e-6),)),
+        "listed": replace(plan, decode_lists=(DecodeList(2, 4, 9, 1),)),
     }  # fmt: skip
     JITFunction.run = note_launch
     FixedOps.check_tiles = lambda *_: None  # type: ignore[method-assign] # there are no bits to compare

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("check_ops.py")
+LISTS = Path(__file__).with_name("check_list.py")
 WARP_ROLES = Path(__file__).with_name("warp_roles.py")
 
 
@@ -16,6 +17,13 @@ def test_ops_equal_float64_under_the_interpreter(dtype: str) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "cpu", dtype], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" ok") >= 11 and done.stdout.count("prefill-tma") == 5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_work_lists_are_whole_and_even_and_attention_by_them_equals_float64(dtype: str) -> None:
+    done = subprocess.run([sys.executable, str(LISTS), "cpu", dtype], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok") == 5
 
 
 def test_prefill_with_roles_for_warps_equals_float64_with_threads_for_warps() -> None:

@@ -1,6 +1,6 @@
 """Runs every case, or those named, on one subject, without pytest. Prints `ok CASE` or `OFF CASE: reason`; exit 1 when one is off.
 
-PYTHONPATH=. python -m tests.agent.device.conformance.run interpreted|deterministic|float8|null|cpu|cuda [CASE...]
+PYTHONPATH=. python -m tests.agent.device.conformance.run interpreted|listed|deterministic|float8|null|cpu|cuda [CASE...]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.agent.device.conformance.subjects import Subject
 
-GROUPS = ("null", "cpu", "interpreted", "deterministic", "float8", "cuda")
+GROUPS = ("null", "cpu", "interpreted", "listed", "deterministic", "float8", "cuda")
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in GROUPS:
         print(f"usage: python -m tests.agent.device.conformance.run {'|'.join(GROUPS)} [CASE...]", file=sys.stderr)
         return 2
-    if argv[0] in ("interpreted", "deterministic", "float8"):
+    if argv[0] in ("interpreted", "listed", "deterministic", "float8"):
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
     from tests.agent.device.conformance import subjects
 
@@ -31,10 +31,12 @@ def main(argv: list[str]) -> int:
         "null": lambda: [subjects.null_subject()],
         "cpu": subjects.cpu_subjects,
         "interpreted": lambda: [subjects.interpreted_subject()],
+        "listed": lambda: [subjects.interpreted_listed_subject()],
         "deterministic": lambda: [subjects.interpreted_deterministic_subject()],
         "float8": lambda: [subjects.interpreted_float8_subject()],
         "cuda": lambda: [
             subjects.cuda_subject(),
+            subjects.listed_subject(),
             subjects.deterministic_subject(),
             subjects.float8_subject(),
             subjects.hip_on_cuda_subject(),

@@ -11,7 +11,15 @@ from tests.agent.device.conformance.tiny_model import TinyModel
 from dragoman.step_model import StepModel
 from dragoman_agent.device.base import Device
 from dragoman_agent.device.null_model import NullModel
-from dragoman_agent.pal.plan import KV_FLOAT8, DecodeAttention, GemmDecode, GemmFixed, Plan, PrefillAttention
+from dragoman_agent.pal.plan import (
+    KV_FLOAT8,
+    DecodeAttention,
+    DecodeList,
+    GemmDecode,
+    GemmFixed,
+    Plan,
+    PrefillAttention,
+)
 
 PAGE = 16
 
@@ -78,6 +86,11 @@ def deterministic_plan(kind: str, kv_dtype: str = "bfloat16") -> Plan:
     )
 
 
+def listed_plan(kind: str, kv_dtype: str = "bfloat16") -> Plan:
+    """Contexts cut by work lists into tiles of a page, where there is room, beside prompts too."""
+    return replace(gpu_plan(kind, kv_dtype), decode_lists=(DecodeList(1, 2, 5, 1), DecodeList(3, 4, 11, 1)))
+
+
 def null_subject() -> Subject:
     """The null device: nothing in it is computed, so everything is exact."""
     from dragoman_agent.device.null import NullDevice
@@ -132,6 +145,13 @@ def float8_subject() -> Subject:
     return Subject("cuda deterministic float8", CudaDevice, TinyModel, plan, tolerance=0.5)
 
 
+def listed_subject() -> Subject:
+    """The CUDA backend on a real card, its decode steps cut by work lists."""
+    from dragoman_agent.device.cuda import CudaDevice
+
+    return Subject("cuda listed", CudaDevice, TinyModel, listed_plan("cuda"), is_exact=False, tolerance=0.1)
+
+
 def hip_on_cuda_subject() -> Subject:
     """All of the HIP backend's code but the card: torch's namespace is the same, weights go through torch alone."""
     from dragoman_agent.device.hip import HipDevice
@@ -149,6 +169,14 @@ def interpreted_subject() -> Subject:
 
     plan = gpu_plan("cuda", "float32")
     return Subject("interpreted", InterpretedDevice, TinyModel, plan, is_exact=False, tolerance=1e-4)
+
+
+def interpreted_listed_subject() -> Subject:
+    """The same, its decode steps cut by work lists."""
+    from tests.agent.device.conformance.host_runtime import InterpretedDevice
+
+    plan = listed_plan("cuda", "float32")
+    return Subject("interpreted listed", InterpretedDevice, TinyModel, plan, is_exact=False, tolerance=1e-4)
 
 
 def interpreted_deterministic_subject() -> Subject:

@@ -57,6 +57,11 @@ def interpreted() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
+def listed() -> dict[str, str]:
+    return under_the_interpreter("listed", *CUT_OTHERWISE)
+
+
+@pytest.fixture(scope="module")
 def deterministic() -> dict[str, str]:
     return under_the_interpreter("deterministic", *CUT_OTHERWISE)
 
@@ -64,6 +69,11 @@ def deterministic() -> dict[str, str]:
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
 def test_gpu_code_under_the_interpreter(interpreted: dict[str, str], case: str) -> None:
     assert interpreted[case].startswith("ok "), interpreted[case]
+
+
+@pytest.mark.parametrize("case", CUT_OTHERWISE)
+def test_contexts_cut_by_work_lists_are_attended_as_a_whole(listed: dict[str, str], case: str) -> None:
+    assert listed[case].startswith("ok "), listed[case]
 
 
 @pytest.mark.parametrize("case", CUT_OTHERWISE)
