@@ -105,7 +105,7 @@ type AcquireTicketRequest struct {
 	PromptDigest []byte `protobuf:"bytes,9,opt,name=prompt_digest,json=promptDigest,proto3" json:"prompt_digest,omitempty"`
 	// The tenant to charge; empty means the default tenant.
 	Tenant string `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Choices to generate; 0 means 1.
+	// Choices to generate; 0 means 1. The ticket allows no more.
 	NumChoices uint32 `protobuf:"varint,11,opt,name=num_choices,json=numChoices,proto3" json:"num_choices,omitempty"`
 	// Time the request may take once it is accepted; unset is no deadline.
 	Deadline *durationpb.Duration `protobuf:"bytes,12,opt,name=deadline,proto3" json:"deadline,omitempty"`

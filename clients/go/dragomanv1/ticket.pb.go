@@ -108,7 +108,9 @@ type TicketClaims struct {
 	// Set when the ticket continues a stream.
 	Resume *ResumeClaim `protobuf:"bytes,13,opt,name=resume,proto3" json:"resume,omitempty"`
 	// The ticket must be used before the agent's monotonic clock shows this, in milliseconds.
-	NotAfterMs    uint64 `protobuf:"varint,14,opt,name=not_after_ms,json=notAfterMs,proto3" json:"not_after_ms,omitempty"`
+	NotAfterMs uint64 `protobuf:"varint,14,opt,name=not_after_ms,json=notAfterMs,proto3" json:"not_after_ms,omitempty"`
+	// Most choices to generate. Controllers set it in every ticket; 0, as older ones leave it, is not checked.
+	MaxChoices    uint32 `protobuf:"varint,15,opt,name=max_choices,json=maxChoices,proto3" json:"max_choices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -241,6 +243,13 @@ func (x *TicketClaims) GetNotAfterMs() uint64 {
 	return 0
 }
 
+func (x *TicketClaims) GetMaxChoices() uint32 {
+	if x != nil {
+		return x.MaxChoices
+	}
+	return 0
+}
+
 // Which stream a ticket continues.
 type ResumeClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -312,7 +321,7 @@ const file_dragoman_v1_ticket_proto_rawDesc = "" +
 	"\x18dragoman/v1/ticket.proto\x12\vdragoman.v1\x1a#dragoman/v1/admission_service.proto\"8\n" +
 	"\fSignedTicket\x12\x16\n" +
 	"\x06claims\x18\x01 \x01(\fR\x06claims\x12\x10\n" +
-	"\x03mac\x18\x02 \x01(\fR\x03mac\"\xef\x03\n" +
+	"\x03mac\x18\x02 \x01(\fR\x03mac\"\x90\x04\n" +
 	"\fTicketClaims\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x15\n" +
 	"\x06key_id\x18\x02 \x01(\rR\x05keyId\x12\x10\n" +
@@ -329,7 +338,9 @@ const file_dragoman_v1_ticket_proto_rawDesc = "" +
 	"\x12deadline_budget_ms\x18\f \x01(\rR\x10deadlineBudgetMs\x120\n" +
 	"\x06resume\x18\r \x01(\v2\x18.dragoman.v1.ResumeClaimR\x06resume\x12 \n" +
 	"\fnot_after_ms\x18\x0e \x01(\x04R\n" +
-	"notAfterMs\"k\n" +
+	"notAfterMs\x12\x1f\n" +
+	"\vmax_choices\x18\x0f \x01(\rR\n" +
+	"maxChoices\"k\n" +
 	"\vResumeClaim\x12!\n" +
 	"\forigin_epoch\x18\x01 \x01(\x06R\voriginEpoch\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x1f\n" +

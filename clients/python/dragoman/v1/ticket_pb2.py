@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dragoman.v1 import admission_service_pb2 as dragoman_dot_v1_dot_admission__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64ragoman/v1/ticket.proto\x12\x0b\x64ragoman.v1\x1a#dragoman/v1/admission_service.proto\"+\n\x0cSignedTicket\x12\x0e\n\x06\x63laims\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xd5\x02\n\x0cTicketClaims\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06key_id\x18\x02 \x01(\r\x12\x0b\n\x03jti\x18\x03 \x01(\x0c\x12\x10\n\x08\x61gent_id\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x06\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\x0c\x12\x15\n\rprompt_digest\x18\x08 \x01(\x0c\x12\x19\n\x11max_prompt_tokens\x18\t \x01(\r\x12\x19\n\x11max_output_tokens\x18\n \x01(\r\x12\'\n\x08priority\x18\x0b \x01(\x0e\x32\x15.dragoman.v1.Priority\x12\x1a\n\x12\x64\x65\x61\x64line_budget_ms\x18\x0c \x01(\r\x12(\n\x06resume\x18\r \x01(\x0b\x32\x18.dragoman.v1.ResumeClaim\x12\x14\n\x0cnot_after_ms\x18\x0e \x01(\x04\"I\n\x0bResumeClaim\x12\x14\n\x0corigin_epoch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x66rom_cursor\x18\x03 \x01(\x04\x42O\n\x0f\x64\x65v.dragoman.v1B\x0bTicketProtoP\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64ragoman/v1/ticket.proto\x12\x0b\x64ragoman.v1\x1a#dragoman/v1/admission_service.proto\"+\n\x0cSignedTicket\x12\x0e\n\x06\x63laims\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xea\x02\n\x0cTicketClaims\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06key_id\x18\x02 \x01(\r\x12\x0b\n\x03jti\x18\x03 \x01(\x0c\x12\x10\n\x08\x61gent_id\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x06\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\x0c\x12\x15\n\rprompt_digest\x18\x08 \x01(\x0c\x12\x19\n\x11max_prompt_tokens\x18\t \x01(\r\x12\x19\n\x11max_output_tokens\x18\n \x01(\r\x12\'\n\x08priority\x18\x0b \x01(\x0e\x32\x15.dragoman.v1.Priority\x12\x1a\n\x12\x64\x65\x61\x64line_budget_ms\x18\x0c \x01(\r\x12(\n\x06resume\x18\r \x01(\x0b\x32\x18.dragoman.v1.ResumeClaim\x12\x14\n\x0cnot_after_ms\x18\x0e \x01(\x04\x12\x13\n\x0bmax_choices\x18\x0f \x01(\r\"I\n\x0bResumeClaim\x12\x14\n\x0corigin_epoch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x66rom_cursor\x18\x03 \x01(\x04\x42O\n\x0f\x64\x65v.dragoman.v1B\x0bTicketProtoP\x01Z-dragoman.dev/clients/go/dragomanv1;dragomanv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SIGNEDTICKET']._serialized_start=78
   _globals['_SIGNEDTICKET']._serialized_end=121
   _globals['_TICKETCLAIMS']._serialized_start=124
-  _globals['_TICKETCLAIMS']._serialized_end=465
-  _globals['_RESUMECLAIM']._serialized_start=467
-  _globals['_RESUMECLAIM']._serialized_end=540
+  _globals['_TICKETCLAIMS']._serialized_end=486
+  _globals['_RESUMECLAIM']._serialized_start=488
+  _globals['_RESUMECLAIM']._serialized_end=561
 # @@protoc_insertion_point(module_scope)

@@ -15,7 +15,7 @@ class SignedTicket(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class TicketClaims(_message.Message):
-    __slots__ = ("version", "key_id", "jti", "agent_id", "epoch", "tenant", "model_digest", "prompt_digest", "max_prompt_tokens", "max_output_tokens", "priority", "deadline_budget_ms", "resume", "not_after_ms")
+    __slots__ = ("version", "key_id", "jti", "agent_id", "epoch", "tenant", "model_digest", "prompt_digest", "max_prompt_tokens", "max_output_tokens", "priority", "deadline_budget_ms", "resume", "not_after_ms", "max_choices")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     JTI_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class TicketClaims(_message.Message):
     DEADLINE_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     NOT_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
     version: int
     key_id: int
     jti: bytes
@@ -44,7 +45,8 @@ class TicketClaims(_message.Message):
     deadline_budget_ms: int
     resume: ResumeClaim
     not_after_ms: int
-    def __init__(self, version: _Optional[int] = ..., key_id: _Optional[int] = ..., jti: _Optional[bytes] = ..., agent_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., model_digest: _Optional[bytes] = ..., prompt_digest: _Optional[bytes] = ..., max_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., priority: _Optional[_Union[_admission_service_pb2.Priority, str]] = ..., deadline_budget_ms: _Optional[int] = ..., resume: _Optional[_Union[ResumeClaim, _Mapping]] = ..., not_after_ms: _Optional[int] = ...) -> None: ...
+    max_choices: int
+    def __init__(self, version: _Optional[int] = ..., key_id: _Optional[int] = ..., jti: _Optional[bytes] = ..., agent_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., model_digest: _Optional[bytes] = ..., prompt_digest: _Optional[bytes] = ..., max_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., priority: _Optional[_Union[_admission_service_pb2.Priority, str]] = ..., deadline_budget_ms: _Optional[int] = ..., resume: _Optional[_Union[ResumeClaim, _Mapping]] = ..., not_after_ms: _Optional[int] = ..., max_choices: _Optional[int] = ...) -> None: ...
 
 class ResumeClaim(_message.Message):
     __slots__ = ("origin_epoch", "attempt", "from_cursor")
