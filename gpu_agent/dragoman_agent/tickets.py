@@ -30,6 +30,7 @@ class Grant:
     priority: int = 0  # dragoman.v1.Priority
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None  # a choice
+    max_choices: int = 0  # 0 is not checked: an open agent, or a ticket of a controller that does not set it
     deadline_seconds: float | None = None
     not_after_ms: int = 0
     resume: tuple[int, int, int] | None = None  # origin epoch, attempt, from cursor
@@ -213,6 +214,16 @@ def check_output_tokens(grant: Grant, output_tokens: int) -> None:
         )
 
 
+def check_choices(grant: Grant, num_choices: int) -> None:
+    """Raises DragomanError when more choices are asked for than were admitted: the controller counts on their slots."""
+    if grant.max_choices and num_choices > grant.max_choices:
+        raise _mismatch(
+            "max_choices",
+            f"the request asks for {num_choices} choices, the ticket allows {grant.max_choices}; "
+            "ask the controller for as many as the agent",
+        )
+
+
 def _grant(claims: ticket_pb2.TicketClaims) -> Grant:
     budget = claims.deadline_budget_ms
     return Grant(
@@ -221,6 +232,7 @@ def _grant(claims: ticket_pb2.TicketClaims) -> Grant:
         priority=claims.priority,
         max_prompt_tokens=claims.max_prompt_tokens,
         max_output_tokens=claims.max_output_tokens,
+        max_choices=claims.max_choices,
         deadline_seconds=budget / 1000 if budget else None,
         not_after_ms=claims.not_after_ms,
         resume=_resume_of(claims),

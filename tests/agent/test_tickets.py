@@ -17,6 +17,7 @@ from dragoman.v1 import (
 from dragoman_agent.tickets import (
     Presented,
     TicketVerifier,
+    check_choices,
     check_prompt_tokens,
     presented_embed,
     presented_generate,
@@ -63,6 +64,7 @@ def claims(**changes: object) -> ticket_pb2.TicketClaims:
         "prompt_digest": PROMPT,
         "max_prompt_tokens": 10,
         "max_output_tokens": 20,
+        "max_choices": 2,
         "priority": admission_service_pb2.PRIORITY_BATCH,
         "deadline_budget_ms": 1500,
         "not_after_ms": 1_010_000,
@@ -88,7 +90,7 @@ def refusal(verifier: TicketVerifier, token: bytes, presented: Presented = AS_SE
 def test_good_ticket_grants_its_claims(verifier: TicketVerifier) -> None:
     grant = verifier.verify(sign(claims()), Presented(PROMPT))
     assert (grant.tenant, grant.max_prompt_tokens, grant.max_output_tokens) == ("acme", 10, 20)
-    assert grant.deadline_seconds == 1.5
+    assert (grant.max_choices, grant.deadline_seconds) == (2, 1.5)
     assert grant.priority == admission_service_pb2.PRIORITY_BATCH
 
 
@@ -207,6 +209,20 @@ def test_prompt_longer_than_admitted(verifier: TicketVerifier) -> None:
     check_prompt_tokens(grant, 10)
     with pytest.raises(DragomanError, match="11 tokens, the ticket allows 10"):
         check_prompt_tokens(grant, 11)
+
+
+def test_more_choices_than_admitted(verifier: TicketVerifier) -> None:
+    grant = verifier.verify(sign(claims()), Presented(PROMPT))
+    check_choices(grant, 2)
+    with pytest.raises(DragomanError, match="3 choices, the ticket allows 2") as caught:
+        check_choices(grant, 3)
+    assert (caught.value.reason_name, caught.value.metadata["claim"]) == ("ticket_mismatch", "max_choices")
+
+
+def test_a_ticket_of_an_older_controller_does_not_bind_the_choices(verifier: TicketVerifier) -> None:
+    older = claims()
+    older.ClearField("max_choices")
+    check_choices(verifier.verify(sign(older), Presented(PROMPT)), 128)
 
 
 def test_presented_prompt_is_hashed_as_sent() -> None:

@@ -17,7 +17,7 @@ from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2
 from dragoman_agent.engine.messages import Sampling, Start, Stop
 from dragoman_agent.rpc.constraints import EncodeWord, bad_word_ids, cannot_encode, grammar_spec, num_prompt_logprobs
 from dragoman_agent.rpc.refusal import invalid
-from dragoman_agent.tickets import OPEN_GRANT, Grant, check_output_tokens, check_prompt_tokens
+from dragoman_agent.tickets import OPEN_GRANT, Grant, check_choices, check_output_tokens, check_prompt_tokens
 from dragoman_text import validate_stops
 
 MAX_NUM_LOGPROBS = 20
@@ -110,9 +110,10 @@ def build_start(
 ) -> Start:
     """The engine command of a request whose prompt is already tokens.
 
-    `max_output_tokens` is clamped to the room that the prompt leaves in the context; the ticket must allow it. A value comes from
-    the request, else from the model's files, else it is the OpenAI default. The deadline is the least of the request's,
-    the ticket's and the call's own. `encode_word` makes tokens of a bad word. Raises DragomanError with metadata "param".
+    `max_output_tokens` is clamped to the room that the prompt leaves in the context; the ticket must allow it, and the number
+    of choices. A value comes from the request, else from the model's files, else it is the OpenAI default. The deadline is
+    the least of the request's, the ticket's and the call's own. `encode_word` makes tokens of a bad word. Raises
+    DragomanError with metadata "param", or "claim" where the ticket allows less.
     """
     check_request_id(request.request_id)
     if not prompt_ids:
@@ -124,7 +125,7 @@ def build_start(
     check_prompt_tokens(grant, len(prompt_ids))
     if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
         invalid("cache_salt", f"has {len(request.cache_salt)} characters, at most {MAX_CACHE_SALT_CHARS} are allowed")
-    num_choices = _num_choices(request.sampling)
+    num_choices = _num_choices(request.sampling, grant)
     sampling = _sampling(request.sampling, model)
     sampling.num_prompt_logprobs = num_prompt_logprobs(request.sampling, len(prompt_ids))
     stop = _stop(request.stop, sampling, model, grant, room=model.max_context_tokens - len(prompt_ids))
@@ -153,11 +154,12 @@ def _or_true(options: generation_service_pb2.TextOptions, name: str) -> bool:
     return bool(getattr(options, name)) if options.HasField(name) else True
 
 
-def _num_choices(sampling: generation_service_pb2.SamplingParameters) -> int:
+def _num_choices(sampling: generation_service_pb2.SamplingParameters, grant: Grant) -> int:
     if not sampling.HasField("num_choices"):
         return 1
     if not 1 <= sampling.num_choices <= MAX_NUM_CHOICES:
         invalid("sampling.num_choices", f"is {sampling.num_choices}, must be 1 to {MAX_NUM_CHOICES}")
+    check_choices(grant, sampling.num_choices)
     return sampling.num_choices
 
 

@@ -276,6 +276,24 @@ def test_ticket_limits_the_output_and_gives_tenant_and_class() -> None:
     assert error.reason_name == "ticket_mismatch"
 
 
+def test_ticket_limits_the_choices() -> None:
+    one, three, unsaid = Grant(max_choices=1), Grant(max_choices=3), Grant(jti=b"j" * 16, max_output_tokens=5)
+    for asked, grant in ((2, one), (9, one), (4, three), (128, three)):
+        error = refused(lambda asked=asked, grant=grant: build(sampling(num_choices=asked), grant=grant))  # type: ignore[misc]
+        assert (error.reason_name, error.metadata["claim"]) == ("ticket_mismatch", "max_choices")
+        assert f"asks for {asked} choices, the ticket allows {grant.max_choices}; ask the controller" in error.message
+    for asked, grant in ((1, one), (3, three), (2, three), (128, unsaid)):
+        assert build(sampling(num_choices=asked), grant=grant).num_choices == asked
+    assert build(grant=one).num_choices == 1, "a request that does not say is for one"
+    assert refused(lambda: build(sampling(num_choices=129), grant=one)).reason_name == "invalid_request"
+
+
+def test_ticket_limits_the_choices_of_a_resume_too() -> None:
+    request = resumed(progress(1, [5, 6], finished=True), progress(0, [7]), n=2)
+    assert build(request, grant=Grant(max_choices=2)).delivered == [[7], [5, 6]]
+    assert refused(lambda: build(request, grant=Grant(max_choices=1))).reason_name == "ticket_mismatch"
+
+
 def test_text_options() -> None:
     assert not build(GenerateRequest(text_options=TextOptions(skip_special_tokens=False))).skip_special_tokens
 
