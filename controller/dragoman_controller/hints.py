@@ -141,6 +141,7 @@ def transfer_ticket(
         prompt_digest=transfer_digest(units),
         max_prompt_tokens=len(units) * UNIT_TOKENS,
         max_output_tokens=1,
+        max_choices=1,
         not_after_ms=source.agent_clock_ms(now) + int(USABLE_SECONDS * 1000),
     ).SerializeToString()
     return ticket_pb2.SignedTicket(claims=claims, mac=hmac.digest(key, claims, "sha256")).SerializeToString()

@@ -77,6 +77,7 @@ def claims_of(request: AdmissionRequest, model: ModelSpec) -> Claims:
         request.prompt_digest,
         request.max_prompt_tokens(model.max_context_tokens),
         request.output_tokens(model.max_context_tokens),
+        request.num_choices,
         request.priority,
         request.deadline_budget_ms,
         (resume.origin_epoch, resume.attempt, resume.from_cursor) if resume else None,

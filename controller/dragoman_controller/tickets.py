@@ -105,6 +105,8 @@ class Claims(NamedTuple):
     prompt_digest: bytes
     max_prompt_tokens: int
     max_output_tokens: int
+    max_choices: int
+    """1 or more. Without a default: an agent does not check a ticket that leaves it out."""
     priority: int
     deadline_budget_ms: int = 0
     resume: tuple[int, int, int] | None = None
@@ -149,6 +151,7 @@ class RequestPart:
             claims, part = self._claims_of(*self._request), ticket_pb2.TicketClaims()
             part.prompt_digest = claims.prompt_digest
             part.max_prompt_tokens, part.max_output_tokens = claims.max_prompt_tokens, claims.max_output_tokens
+            part.max_choices = claims.max_choices
             part.priority = claims.priority  # type: ignore[assignment]
             part.deadline_budget_ms = claims.deadline_budget_ms
             if claims.resume is not None:

@@ -50,7 +50,9 @@ def test_a_hint_becomes_a_command_with_a_ticket_for_the_source(two: Any) -> None
     for digest in (transfer_digest(UNITS[:-1]), prompt_digest_of_ids([u for unit in UNITS for u in (unit, 0)])):
         with pytest.raises(DragomanError):
             verifier.verify(command.source_ticket, Presented(digest))
-    verifier.consume(verifier.verify(command.source_ticket, Presented(transfer_digest(UNITS))))
+    grant = verifier.verify(command.source_ticket, Presented(transfer_digest(UNITS)))
+    assert (grant.max_output_tokens, grant.max_choices) == (1, 1)
+    verifier.consume(grant)
     with pytest.raises(DragomanError, match="used before"):
         verifier.verify(command.source_ticket, Presented(transfer_digest(UNITS)))
     assert len(command.source_ticket) < 200

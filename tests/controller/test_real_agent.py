@@ -71,12 +71,16 @@ def ask(server: ControllerServer) -> admission_service_pb2.AcquireTicketRequest:
     )
 
 
-async def generate(answer: admission_service_pb2.AcquireTicketResponse, model: str) -> list[Any]:
+async def generate(
+    answer: admission_service_pb2.AcquireTicketResponse, model: str, num_choices: int | None = None
+) -> list[Any]:
     request = generation_service_pb2.GenerateRequest(
         request_id=str(uuid.uuid4()), ticket_token=answer.ticket.token, model=model
     )
     request.token_ids.ids.extend(PROMPT)
     request.stop.max_output_tokens = 20
+    if num_choices is not None:
+        request.sampling.num_choices = num_choices
     async with grpc.aio.insecure_channel(answer.ticket.data_address, options=channel_options()) as channel:
         return [event async for event in generation_service_pb2_grpc.GenerationServiceStub(channel).Generate(request)]
 
@@ -98,6 +102,22 @@ async def test_a_ticket_runs_once_its_outcome_teaches_and_its_prefix_is_known(
     await until(lambda: len(server.cell.index) == len(PROMPT) // 64)
     again = await clients.admission.AcquireTicket(ask(server), timeout=5)
     assert again.ticket.expected_cached_tokens == len(PROMPT) // 64 * 64
+
+
+async def test_a_ticket_runs_the_choices_it_was_granted_for_and_no_more(
+    server: ControllerServer, clients: Any, agent: asyncio.subprocess.Process
+) -> None:
+    for asked, too_many in ((1, 2), (1, 9), (3, 4)):
+        request = ask(server)
+        request.num_choices = asked
+        answer = await clients.admission.AcquireTicket(request, timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await generate(answer, request.model, too_many)
+        refused = from_rpc_error(raised.value)
+        assert (refused.reason, refused.metadata["claim"]) == (error_pb2.ERROR_REASON_TICKET_MISMATCH, "max_choices")
+        events = await generate(answer, request.model, asked)
+        assert events[-1].finished.usage.output_tokens == 20 * asked
+        await until(lambda: len(server.cell.ledger) == 0)
 
 
 async def test_a_killed_agent_is_noticed_within_a_second(

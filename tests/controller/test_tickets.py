@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.errors import DragomanError
-from dragoman.limits import MAX_AGENT_ID_BYTES
+from dragoman.limits import MAX_AGENT_ID_BYTES, MAX_NUM_CHOICES
 from dragoman.v1 import error_pb2, ticket_pb2
 from dragoman_agent.tickets import Presented, TicketVerifier
 from dragoman_controller.tickets import (
@@ -97,7 +97,9 @@ def minted(mint: TicketMinter, confirmed: tuple[int, ...] | None = None, **field
     bearer = Bearer(fields.pop("agent_id", "agent-a"), EPOCH, b"d" * 32)
     not_after_ms = fields.pop("not_after_ms", NOW_MS + 10_000)
     tenant = fields.pop("tenant", "team")
-    claims = Claims(b"p" * 32, max_prompt_tokens=100, max_output_tokens=50, priority=2)._replace(**fields)
+    claims = Claims(b"p" * 32, max_prompt_tokens=100, max_output_tokens=50, max_choices=1, priority=2)._replace(
+        **fields
+    )
     return mint.mint(bearer, RequestPart(lambda: claims), tenant, not_after_ms, confirmed)
 
 
@@ -129,11 +131,11 @@ def test_the_mac_is_hmac_over_the_claims_as_sent() -> None:
 
 def test_the_agent_accepts_what_was_minted_and_reads_the_same_claims() -> None:
     mint = minter()
-    ticket = minted(mint, deadline_budget_ms=2500, resume=(5, 1, 17))
+    ticket = minted(mint, deadline_budget_ms=2500, resume=(5, 1, 17), max_choices=3)
     grant = verifier(mint).verify(ticket.token, Presented(b"p" * 32, (5, 1, 17)))
     assert (grant.jti, grant.tenant, grant.priority) == (ticket.jti, "team", 2)
     assert (grant.max_prompt_tokens, grant.max_output_tokens, grant.deadline_seconds) == (100, 50, 2.5)
-    assert grant.resume == (5, 1, 17)
+    assert (grant.resume, grant.max_choices) == ((5, 1, 17), 3)
 
 
 def test_the_agent_refuses_tickets_that_are_wrong_in_any_way() -> None:
@@ -193,6 +195,7 @@ def test_tickets_stay_under_200_bytes(agent_id: str, tenant: str, deadline_ms: i
         deadline_budget_ms=deadline_ms,
         max_prompt_tokens=(1 << 21) - 1,
         max_output_tokens=(1 << 21) - 1,
+        max_choices=MAX_NUM_CHOICES,
         resume=resume,
         not_after_ms=(1 << 42) - 1,
     ).token
@@ -204,14 +207,14 @@ def test_tickets_stay_under_200_bytes(agent_id: str, tenant: str, deadline_ms: i
 def test_one_minter_gives_each_agent_and_request_its_own_claims() -> None:
     mint = minter()
     plain = minted(mint)
-    resumed = minted(mint, resume=(9, 2, 33), tenant="", prompt_digest=b"q" * 32, max_output_tokens=0)
+    resumed = minted(mint, resume=(9, 2, 33), tenant="", prompt_digest=b"q" * 32, max_output_tokens=0, max_choices=4)
     other = minted(mint, agent_id="agent-b", deadline_budget_ms=7)
     again = minted(mint)
     for ticket, expected in (
-        (plain, ("agent-a", "team", b"p" * 32, 50, 0, False)),
-        (resumed, ("agent-a", "", b"q" * 32, 0, 0, True)),
-        (other, ("agent-b", "team", b"p" * 32, 50, 7, False)),
-        (again, ("agent-a", "team", b"p" * 32, 50, 0, False)),
+        (plain, ("agent-a", "team", b"p" * 32, 50, 1, 0, False)),
+        (resumed, ("agent-a", "", b"q" * 32, 0, 4, 0, True)),
+        (other, ("agent-b", "team", b"p" * 32, 50, 1, 7, False)),
+        (again, ("agent-a", "team", b"p" * 32, 50, 1, 0, False)),
     ):
         said = mint.open(ticket.token)
         assert said.jti == ticket.jti and said.model_digest == b"d" * 16 and said.not_after_ms == NOW_MS + 10_000
@@ -220,6 +223,7 @@ def test_one_minter_gives_each_agent_and_request_its_own_claims() -> None:
             said.tenant,
             said.prompt_digest,
             said.max_output_tokens,
+            said.max_choices,
             said.deadline_budget_ms,
             said.HasField("resume"),
         )

@@ -38,12 +38,15 @@ async def acquire(cell: Cell) -> AcquireTicketResponse:
         return await admission_service_pb2_grpc.AdmissionServiceStub(channel).AcquireTicket(request, timeout=10)
 
 
-async def run(address: str, token: bytes, prompt: str = PROMPT, resume: ResumeState | None = None) -> int:
+async def run(
+    address: str, token: bytes, prompt: str = PROMPT, resume: ResumeState | None = None, num_choices: int = 1
+) -> int:
     """0 when the request ran to its end, else the reason it was refused with."""
     request = GenerateRequest(
         request_id=str(uuid.uuid4()), ticket_token=token, model="null", text=prompt, resume=resume
     )
     request.stop.max_output_tokens = NUM_TOKENS
+    request.sampling.num_choices = num_choices
     async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
         try:
             stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
@@ -88,6 +91,9 @@ async def test_each_bad_ticket_gets_its_reason_and_runs_nothing(cell: Cell) -> N
         "more tokens than granted": (
             fresh.data_address, altered(fresh, max_output_tokens=1 << 20), error_pb2.ERROR_REASON_TICKET_INVALID,
         ),
+        "more choices than granted": (
+            fresh.data_address, altered(fresh, max_choices=9), error_pb2.ERROR_REASON_TICKET_INVALID,
+        ),
         "longer life": (fresh.data_address, altered(fresh, not_after_ms=1 << 50), error_pb2.ERROR_REASON_TICKET_INVALID),
         "unknown key": (fresh.data_address, altered(fresh, key_id=77), error_pb2.ERROR_REASON_TICKET_INVALID),
         "wrong agent": (there, fresh.token, error_pb2.ERROR_REASON_TICKET_WRONG_AGENT),
@@ -96,6 +102,7 @@ async def test_each_bad_ticket_gets_its_reason_and_runs_nothing(cell: Cell) -> N
     for name, (address, token, reason) in cases.items():
         assert await run(address, token) == reason, name
     assert await run(fresh.data_address, fresh.token, prompt="another") == error_pb2.ERROR_REASON_TICKET_MISMATCH
+    assert await run(fresh.data_address, fresh.token, num_choices=9) == error_pb2.ERROR_REASON_TICKET_MISMATCH
     resume = ResumeState(attempt=1, origin_epoch=1, seed=1)
     assert await run(fresh.data_address, fresh.token, resume=resume) == error_pb2.ERROR_REASON_TICKET_MISMATCH
     assert runs_of(cell) == before, "a bad ticket ran"

@@ -216,6 +216,37 @@ async def test_a_batch_of_32_is_answered_with_one_answer_each(clients: Any, join
     assert await call.read() is grpc.aio.EOF
 
 
+async def test_a_ticket_allows_as_many_choices_as_were_asked_for_on_either_road(clients: Any, join: Any) -> None:
+    await join("agent-a", max_running=1024)
+    await join("agent-b", max_running=1024)
+    wanted = {0: 1, 1: 1, 3: 3, 128: 128}
+    resume = pb.ResumeRequest(origin_epoch=3, origin_agent_id="agent-a", attempt=1, from_cursor=7)
+    asked = [ask(num_choices=number) for number in wanted]
+    asked += [ask(num_choices=3, resume=resume), ask(num_inputs=2)]
+    expected = [*wanted.values(), 3, 1]
+    answers = [await clients.admission.AcquireTicket(one, timeout=5) for one in asked]
+    call = clients.admission.Admit()
+    for one in asked:
+        one.request_id = str(uuid.uuid4())
+    await call.write(pb.AdmitRequest(requests=asked))
+    batched = {answer.request_id: answer.granted for answer in await read_admissions(call, len(asked))}
+    for one, number, unary in zip(asked, expected, answers, strict=True):
+        for granted in (unary, batched[one.request_id]):
+            tickets = granted.ticket, granted.fallback_ticket
+            assert [claims_of(ticket).max_choices for ticket in tickets] == [number] * 2
+    call.cancel()
+
+
+async def test_more_choices_asked_for_under_the_same_id_do_not_widen_the_ticket(clients: Any, join: Any) -> None:
+    await join("agent-a")
+    first = ask(num_choices=1)
+    granted = await clients.admission.AcquireTicket(first, timeout=5)
+    first.num_choices = 3
+    again = await clients.admission.AcquireTicket(first, timeout=5)
+    assert again.ticket.token == granted.ticket.token
+    assert claims_of(granted.ticket).max_choices == 1
+
+
 async def test_a_gateway_hears_that_it_waits_and_then_gets_the_ticket(clients: Any, join: Any) -> None:
     agent = await join(max_running=1, max_waiting=0)
     call = clients.admission.Admit()

@@ -44,7 +44,7 @@ def tickets(draw: st.DrawFn) -> Ticket:
     agent_id = draw(st.text(st.characters(codec="utf-8"), min_size=1, max_size=40))
     epoch = draw(st.integers(1, (1 << 64) - 1))
     resume = draw(st.sampled_from((None, (5, 1, 17))))
-    claims = Claims(b"p" * 32, draw(st.integers(0, 1 << 20)), draw(st.integers(0, 1 << 20)), 2, 0, resume)
+    claims = Claims(b"p" * 32, draw(st.integers(0, 1 << 20)), draw(st.integers(0, 1 << 20)), 1, 2, 0, resume)
     part = RequestPart(lambda: claims)
     minted = MINTER.mint(Bearer(agent_id, epoch, b"d" * 32), part, draw(st.sampled_from(("", "team"))), 1 << 33)
     return Ticket(
