@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,11 +22,10 @@ NO_LIST = 0  # in place of a number of items: the planned launch as it is
 _WORDS = {EVEN: "even", LONG: "long", SPREAD: "spread"}
 _LONG_TOKENS = 16384
 _SPREAD = 4  # the shortest and the longest of spread contexts differ from the usual one by this factor
-_MAX_NUM_BATCHES = 5  # with 9 cases each: of a model, at most 45
-# A guess: the registers of a program, four warps with a tile of values each, leave room for about so many. Twice as many items
-# are timed too, so that it need not be exact.
-_PROGRAMS_A_MULTIPROCESSOR = 4
-_ITEMS_UNIT = 8
+_MAX_NUM_BATCHES = 6  # with 12 cases each: of a model, at most 72
+# Items a sequence that there is room for. On an H200 programs that find no item delay the others once there are more than the
+# device holds at a time; few sequences must be cut into more parts each to fill it.
+_FEW_SEQS, _ROOM_OF_FEW, _ROOM = 16, (1.5, 2.0, 4.0), (1.25, 1.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,7 @@ class ListTimes:
     by_layout: Mapping[
         int, Mapping[int, float]
     ]  # by layout and number of items; each has `NO_LIST`, and the same numbers
+    layer_seconds: float  # of a whole step whose contexts are alike, by its layers: what a loss is measured by
 
     @property
     def items(self) -> list[int]:
@@ -87,12 +87,9 @@ def list_batches(max_num_seqs: int) -> list[tuple[int, int]]:
     return [ranges[round(nth * last / (_MAX_NUM_BATCHES - 1))] for nth in range(_MAX_NUM_BATCHES)]
 
 
-def list_items(batch: int, num_kv_heads: int, num_multiprocessors: int) -> tuple[int, int]:
-    """The numbers of items that are timed: a program each and KV head fills the device, and twice as many."""
-    wanted = _PROGRAMS_A_MULTIPROCESSOR * num_multiprocessors
-    resident = -(-wanted // (num_kv_heads * _ITEMS_UNIT)) * _ITEMS_UNIT
-    fewest = max(2 * batch, resident)
-    return fewest, 2 * fewest
+def list_items(batch: int) -> tuple[int, ...]:
+    """The numbers of items that are timed, rising, each more than the batch."""
+    return tuple(math.ceil(room * batch) for room in (_ROOM_OF_FEW if batch <= _FEW_SEQS else _ROOM))
 
 
 def list_tokens(model: ModelConfig) -> tuple[int, int] | None:
@@ -107,7 +104,6 @@ def list_cases(
     page_size: int,
     attention: Sequence[DecodeAttention],
     max_num_seqs: int,
-    num_multiprocessors: int,
 ) -> Iterator[ListCase]:
     """Each planned launch with and without a list; equal work has equal keys, whichever plan it is of."""
     tokens = list_tokens(model)
@@ -115,7 +111,7 @@ def list_cases(
         return
     for _, batch in list_batches(max_num_seqs):
         launch = decode_for(attention, batch)
-        counts = (NO_LIST, *list_items(batch, model.num_kv_heads, num_multiprocessors))
+        counts = (NO_LIST, *list_items(batch))
         for layout, items in itertools.product(LAYOUTS, counts):
             yield _case(model, page_size, launch, batch, tokens, layout, items)
 
@@ -126,13 +122,18 @@ def list_times(
     page_size: int,
     attention: Sequence[DecodeAttention],
     max_num_seqs: int,
-    num_multiprocessors: int,
+    step_seconds: Callable[[int, int], float],
 ) -> list[ListTimes]:
-    """By batch, where every layout was timed without a list and with at least one number of items, the same of all."""
-    if timings is None:
+    """By batch, where every layout was timed without a list and with at least one number of items, the same of all.
+
+    `step_seconds` of a decode step of so many sequences and tokens of each.
+    """
+    tokens = list_tokens(model)
+    if timings is None or tokens is None:
         return []
+    usual, _ = tokens
     found: dict[int, dict[int, dict[int, float]]] = {}
-    for case in list_cases(model, page_size, attention, max_num_seqs, num_multiprocessors):
+    for case in list_cases(model, page_size, attention, max_num_seqs):
         seconds = timings.get(case.key)
         by_layout = found.setdefault(case.shape["batch"], {layout: {} for layout in LAYOUTS})
         if seconds is not None:
@@ -142,7 +143,7 @@ def list_times(
         known = set.intersection(*(set(seconds) for seconds in by_layout.values()))
         if NO_LIST in known and len(known) > 1:
             kept = {layout: {items: each[items] for items in sorted(known)} for layout, each in by_layout.items()}
-            times.append(ListTimes(batch, kept))
+            times.append(ListTimes(batch, kept, step_seconds(batch, usual) / model.num_layers))
     return times
 
 

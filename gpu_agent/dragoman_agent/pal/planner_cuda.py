@@ -203,8 +203,7 @@ def wanted_lists(
         return []
     times = KernelTimes(rates_of(profile), timings)
     chosen, _, _ = _choose(profile, model, limits, switches, times, timings)
-    num = times.rates.num_multiprocessors
-    return list(list_cases(model, chosen.page_size, chosen.decode.attention, chosen.num_seqs, num))
+    return list(list_cases(model, chosen.page_size, chosen.decode.attention, chosen.num_seqs))
 
 
 def _may_differ(profile: Profile, model: ModelConfig, limits: Limits) -> bool:
@@ -262,7 +261,7 @@ def _choose(
         tuning_off or fixed or (_FLOAT8_GROUPS if float8 else None),
     )  # fmt: skip
     lists, lists_decision = choose_lists(
-        profile, model, page_size, decode.attention, num_seqs, groups, timings,
+        profile, model, page_size, decode.attention, num_seqs, groups, timings, shape.seconds,
         tuning_off or fixed or (_FLOAT8_LISTS if float8 else None),
     )  # fmt: skip
     reduction, reduction_decision = choose_reduction(maker, page_size, decode.attention[0], tuning_off)

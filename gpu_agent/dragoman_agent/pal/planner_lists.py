@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dragoman_agent.model.config import ModelConfig
 from dragoman_agent.pal.decisions import Candidate, Decision
@@ -23,11 +23,10 @@ from dragoman_agent.pal.list_timing import (
 )
 from dragoman_agent.pal.plan import DecodeAttention, DecodeList, ShortGroups, groups_for
 from dragoman_agent.pal.profile import Profile
-from dragoman_agent.pal.rates import rates_of
 from dragoman_agent.pal.timings import Timings
 
 SUBJECT = "decode-work-list"
-MAX_EVEN_COST = 0.01  # what a list may cost a step whose contexts are alike, where it can gain nothing
+MAX_EVEN_COST = 0.01  # of a step whose contexts are alike, where a list can gain nothing
 MIN_GAIN = 0.02  # of the attention of uneven steps, mean of both kinds
 _NOT_TIMED = "not timed on this device, which --tune now does; each context is cut into a fixed number of parts"
 _GROUPED = "short sequences share programs there"
@@ -42,18 +41,18 @@ def choose_lists(
     max_num_seqs: int,
     groups: Sequence[ShortGroups],
     timings: Timings | None,
+    step_seconds: Callable[[int, int], float],
     off: str | None,
 ) -> tuple[tuple[DecodeList, ...], Decision]:
     """Batches with the number of items that gained most, and why; none where nothing gains, was timed, or where `groups` are.
 
     A launch cuts each context into as many parts, so that a step lasts as long as its longest context; items of a list are of
-    about equal length, whichever context they are of.
+    about equal length, whichever context they are of. `step_seconds` of a decode step of so many sequences and tokens of each.
     """
     if off:
         return (), Decision(SUBJECT, "none", off)
     inputs = profile_inputs(profile, "compute.multiprocessors", "scheduling.phase")
-    num = rates_of(profile).num_multiprocessors
-    timed = {one.batch: one for one in list_times(timings, model, page_size, attention, max_num_seqs, num)}
+    timed = {one.batch: one for one in list_times(timings, model, page_size, attention, max_num_seqs, step_seconds)}
     tokens = list_tokens(model)
     if tokens is None or not timed:
         return (), Decision(SUBJECT, "none", _nothing_timed(model, max_num_seqs), inputs)
@@ -111,9 +110,9 @@ def _problem(times: ListTimes, items: int) -> str:
     if _gain(times, items) < MIN_GAIN:
         return f"under the {MIN_GAIN:.0%} that count"
     even = times.by_layout[EVEN]
-    if even[items] > (1 + MAX_EVEN_COST) * even[NO_LIST]:
-        cost = even[items] / even[NO_LIST] - 1
-        return f"but contexts alike take {cost:.1%} longer, and {MAX_EVEN_COST:.0%} is allowed"
+    cost = (even[items] - even[NO_LIST]) / times.layer_seconds
+    if cost > MAX_EVEN_COST:
+        return f"but a step of contexts alike takes {cost:.1%} longer, and {MAX_EVEN_COST:.0%} is allowed"
     return ""
 
 

@@ -33,7 +33,7 @@ def plan(which: str) -> Plan:
         PrefillAttention("paged", 32, 16, 4, 3), 2048, 900
     )  # no step here takes it: it is launched once all the same
     return dataclasses.replace(
-        gpu_plan("cuda"), gemm_decode=gemm, dependent_max_batch=2, prefill_attention=by_descriptors,
+        gpu_plan("cuda"), chunk_graph=False, gemm_decode=gemm, dependent_max_batch=2, prefill_attention=by_descriptors,
         long_prefill=long,
         short_groups=(ShortGroups(3, 4, 2, 20, 2e-6, 1e-6),), decode_lists=(DecodeList(2, 2, 6, 1),),
     )  # fmt: skip
@@ -57,6 +57,8 @@ def of_the_device(plan: Plan) -> dict[str, str]:
             device.submit(step_of([Part([5], 3, [1 + i]) for i in range(batch)], 16)).result()
         mixed = [Part([5], 3, [1]), Part(list(range(1, 18)), 0, [3, 4])]
         device.submit(step_of(mixed, 16)).result()
+        beside = [Part([5], 3, [1]), Part([5], 3, [2]), Part(list(range(1, 20)), 0, [3, 4])]  # in no graph
+        device.submit(step_of(beside, 16)).result()
         drawn = {"temperatures": 0.8, "top_ks": 8, "top_ps": 0.95}
         masks = {"masked_rows": np.array([1], np.int32), "masks": np.full((1, 3), -1, np.int32)}
         for edits in (masks, {"banned": {0: np.array([3], np.int32)}}):

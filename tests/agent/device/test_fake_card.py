@@ -16,7 +16,7 @@ def found() -> dict[str, Any]:
     return shown
 
 
-@pytest.mark.parametrize("plan", ["planned", "dependent", "deterministic", "grouped"])
+@pytest.mark.parametrize("plan", ["planned", "dependent", "deterministic", "grouped", "listed"])
 def test_a_step_is_handed_over_without_waiting(found: dict[str, Any], plan: str) -> None:
     waits = found[plan]
     assert len(waits) == 3 * 6 + 3 and "long sampled late" in waits and "blocks" in waits
