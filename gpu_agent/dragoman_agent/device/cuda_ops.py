@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -164,7 +165,7 @@ class CudaOps:
     ) -> None:
         launch, workspace = part.attention, self._workspace
         assert workspace is not None  # decode needs one, and was given one
-        options = {
+        options: dict[str, Any] = {
             "num_stages": launch.num_stages, "num_warps": launch.num_warps, "key_scale": scales[0], "value_scale": scales[1],
             "dependent": self.dependent, "out": out,
         }  # fmt: skip

@@ -223,7 +223,7 @@ def _decode_list(case: Case, device: torch.device, cold: int) -> list[Call]:
         items.make(lengths, cut)
         return listed(*layers[0])
 
-    return [first, *(lambda one=one: listed(*one) for one in layers[1:])]  # type: ignore[misc]
+    return [first, *(lambda one=one: listed(*one) for one in layers[1:])]
 
 
 def _prefill(case: Case, device: torch.device, cold: int) -> list[Call]:
