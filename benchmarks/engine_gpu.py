@@ -156,6 +156,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--benches", default="decode,nano,prefill,company")
     parser.add_argument("--mixed-graphs", choices=("planned", "off"), default="planned", help="of steps with prompts")
+    parser.add_argument("--lists", choices=("planned", "off"), default="planned", help="work lists of decode attention")
     parser.add_argument("--batches", default="1,32,256")
     parser.add_argument("--max-seqs", type=int, default=LIMITS.max_num_seqs, help="that the plan has graphs for")
     parser.add_argument("--repeats", type=int, default=3)
@@ -165,6 +166,8 @@ def main() -> None:
     source, profile, plan = here.source, here.profile, here.plan
     if options.mixed_graphs == "off":
         plan = replace(plan, mixed_graph_tokens=())
+    if options.lists == "off":
+        plan = replace(plan, decode_lists=())
     device = CudaDevice()
     begin = time.perf_counter()
     device.load(source, plan, lambda _: None)
@@ -180,6 +183,8 @@ def main() -> None:
         measured["predicted"] = predicted
         if options.mixed_graphs == "off":
             measured["case"] = f"{measured['case']}-by-kernel"
+        if options.lists == "off":
+            measured["case"] = f"{measured['case']}-without-lists"
         results.append(measured)
         print(f"  {text}", flush=True)
         keep(options.out, options.model, profile.device.index, results, info=device.info)

@@ -117,9 +117,15 @@ def _problem(times: ListTimes, items: int) -> str:
 
 
 def _best(times: ListTimes) -> tuple[int, str]:
-    """The number of items that gains most, of those that may be used where there are any, and why it is not used."""
+    """The number of items that gains most of those that may be used; else that which comes nearest, and why it is not used."""
     allowed = [items for items in times.items if not _problem(times, items)]
-    items = max(allowed or times.items, key=lambda each: (_gain(times, each), -each))
+    if allowed:
+        return max(allowed, key=lambda each: (_gain(times, each), -each)), ""
+    gaining = [items for items in times.items if _gain(times, items) >= MIN_GAIN]
+    if gaining:
+        items = min(gaining, key=lambda each: times.by_layout[EVEN][each])
+    else:
+        items = max(times.items, key=lambda each: (_gain(times, each), -each))
     return items, _problem(times, items)
 
 
