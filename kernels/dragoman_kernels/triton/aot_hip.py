@@ -1,6 +1,7 @@
 """Compiles the Triton kernels for AMD's architectures without a GPU and reads what they use. Nothing here has run on one.
 
-What is launched is what `pal/planner_torch.py` plans: fixed attention launches, no dependent launch, no product of few rows.
+What is launched is what `pal/planner_torch.py` plans: fixed attention launches, no dependent launch, no product of few rows,
+no work list.
 """
 
 from __future__ import annotations

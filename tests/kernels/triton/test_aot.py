@@ -82,6 +82,8 @@ def test_the_same_model_compiles_for_an_amd_target_without_spilling() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("triton.")}
     only_nvidia = {
+        "triton.decode_list",  # a plan has lists where they were timed
+        "triton.decode_items",
         "triton.gemm_decode",
         "triton.gemm_fixed",
         "triton.attention_fixed",
