@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import torch
 from torch import Tensor
 
 from dragoman_agent.device.base import DeviceError
@@ -34,9 +35,15 @@ def make_ops(config: ModelConfig, plan: Plan, cos: Tensor, sin: Tensor, num_rows
     parts = _max_num_parts(plan, num_rows)
     workspace = DecodeWorkspace(parts, config.num_heads, config.head_dim, 1, cos.device)
     products = _products(plan)
-    most = max((one.num_items for one in plan.decode_lists), default=0)
-    items = DecodeItems(most, plan.max_num_seqs, config.num_kv_heads, cos.device) if most else None
+    items = _decode_items(config, plan, cos.device)
     return CudaOps(cos, sin, prefill, plan.gemm_decode, workspace, _library(config, plan, stream), products, items)
+
+
+def _decode_items(config: ModelConfig, plan: Plan, device: torch.device) -> DecodeItems | None:
+    if not plan.decode_lists:
+        return None
+    most = max(one.num_items for one in plan.decode_lists)
+    return DecodeItems(most, plan.max_num_listed, config.num_kv_heads, device)
 
 
 def _products(plan: Plan) -> LibraryProducts | None:

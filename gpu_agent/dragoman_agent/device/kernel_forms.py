@@ -116,7 +116,7 @@ def _by_lists(plan: Plan, sizes: list[int]) -> Iterator[Form]:
     forms = {(False, launch) for launch in beside}
     forms |= {(size <= plan.dependent_max_batch, plan.decode_for(size)) for size in sizes if plan.list_for(size)}
     for early, one in sorted(forms, key=lambda form: (form[0], form[1].max_batch)):
-        yield Form("list", (plan.max_num_seqs, one.block_n), early)
+        yield Form("list", (plan.max_num_listed, one.block_n), early)
         yield Form("listed", (one.block_n, one.num_stages, one.num_warps), early)
 
 

@@ -71,7 +71,7 @@ class DecodeList:
 
     min_batch: int
     max_batch: int
-    num_items: int  # that there is room for, at least twice `max_batch`
+    num_items: int  # that there is room for, more than `max_batch`
     min_tiles: int  # of the launch's `block_n` keys, in an item of a context that is cut
 
 
@@ -260,6 +260,11 @@ class Plan:
     def list_for(self, num_seqs: int) -> DecodeList | None:
         """How the contexts of a decode batch of `num_seqs` are cut; None: each into as many parts as its launch says."""
         return next((one for one in self.decode_lists if one.min_batch <= num_seqs <= one.max_batch), None)
+
+    @property
+    def max_num_listed(self) -> int:
+        """Sequences of the largest batch that has a list, for which the kernel that makes lists is compiled; 0 without any."""
+        return max((one.max_batch for one in self.decode_lists), default=0)
 
     @property
     def captured_tokens(self) -> tuple[int, ...]:
