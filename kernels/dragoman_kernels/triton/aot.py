@@ -236,9 +236,9 @@ def launch_decode(
 
 
 def launch_listed(shape: ModelShape, page: int, launch: DecodeLaunch) -> None:
-    """The work list and attention by it."""
+    """The work list, of as many sequences as the largest batch that may have one, and attention by it."""
     cache, q = _cache(shape, page, torch.bfloat16), _zeros(1, shape.num_heads, shape.head_dim)
-    items, cut = DecodeItems(4, 512, shape.num_kv_heads, _CPU), Cut(4, 4, launch.block_n)
+    items, cut = DecodeItems(4, 1024, shape.num_kv_heads, _CPU), Cut(4, 4, launch.block_n)
     items.make(_ints(1), cut)
     work = DecodeWorkspace(4, shape.num_heads, shape.head_dim, 1, _CPU)
     listed_decode_attention(

@@ -176,6 +176,10 @@ class DecodeItems:
         (num_seqs,) = context_lens.shape
         if not num_seqs < cut.num_items <= len(self.rows):
             raise ValueError(f"{num_seqs} sequences cannot be cut into {cut.num_items} items, of {len(self.rows)}")
+        if num_seqs > self.padded_seqs:
+            raise ValueError(
+                f"a list of {num_seqs} sequences is longer than the {self.padded_seqs} that its kernel reads"
+            )
         _decode_list_kernel[(triton.cdiv(cut.num_items, _ITEMS_A_PROGRAM),)](
             context_lens, self.rows, num_seqs, cut.num_items, cut.min_tiles, BLOCK_N=cut.block_n, SEQS=self.padded_seqs,
             ITEMS=_ITEMS_A_PROGRAM, **launch_options(dependent),

@@ -132,7 +132,7 @@ TRITON_CONTRACTS: dict[str, tuple[str, str, KernelContract]] = {
     ),
     "triton.decode_list": (
         "attention_list", "listed_decode_attention",
-        _contract("latency", "num_seqs num_items", lambda s: 4 * (s["num_seqs"] + 5 * s["num_items"]),
+        _contract("latency", "num_seqs num_items", lambda s: 4 * (s["num_seqs"] + 6 * s["num_items"]),
                   lambda s: 8 * s["num_seqs"] * s["num_items"], 168, 16 << 10),
     ),
     "triton.decode_items": (

@@ -17,7 +17,7 @@ from dragoman_agent.device.cuda_make import make_ops
 from dragoman_agent.device.kernel_forms import forms_of
 from dragoman_agent.pal.plan import DecodeList, Plan
 from dragoman_agent.pal.planner_memory import workspace_bytes
-from dragoman_kernels.triton.attention_list import DecodeItems
+from dragoman_kernels.triton.attention_list import Cut, DecodeItems
 
 STEPS = ("two", "three", "four", "beside a short prompt", "beside a long prompt")
 
@@ -83,3 +83,9 @@ def test_the_plan_counts_what_a_device_takes_for_its_lists() -> None:
     parts = max(min(one.max_batch, 4) * one.num_splits for one in plan.decode_attention)
     more_parts = 4 * (100 - parts) * CONFIG.num_heads * (CONFIG.head_dim + 1)
     assert planned[1] - planned[0] == taken + more_parts
+
+
+def test_a_list_of_more_sequences_than_its_kernel_reads_is_refused() -> None:
+    items = DecodeItems(100, 16, 2, torch.device("cpu"))
+    with pytest.raises(ValueError, match="a list of 17 sequences is longer than the 16"):
+        items.make(torch.ones(17, dtype=torch.int32), Cut(40, 4, 64))

@@ -59,6 +59,11 @@ def test_the_decode_contract_moves_each_context_once() -> None:
     assert cost.num_flops == 4 * 32 * 128 * 4000
 
 
+def test_the_contract_of_a_list_counts_every_word_of_an_item_that_is_written() -> None:
+    contract = default_registry().get("triton.decode_list").contract
+    assert contract.cost({"num_seqs": 10, "num_items": 32}).num_bytes == 4 * 10 + 32 * 4 * 6
+
+
 def test_a_budget_knows_its_architectures() -> None:
     assert ResourceBudget(64).shared_limit(89) == 99 << 10
     assert ResourceBudget(64, max_shared_bytes=1024).shared_limit(90) == 1024
