@@ -66,3 +66,54 @@ def test_what_attends_otherwise_than_the_kernel_it_would_replace_is_refused() ->
     assert many == "(120, 2, 64) [0, 40, 80, 120] [40, 40, 40]", "whole prompts in one step"
     assert grouping[:3] == ["(3, 2, 16) None", "(3, 2, 16) [2]", "True"], "without groups, and with a word"
     assert grouping[3] == "a sequence has other bits where 2 share a program"
+
+
+LISTS = """
+import torch
+from dragoman_agent.device import cuda_tuning
+from dragoman_kernels.triton.attention_list import DecodeItems
+
+cuda_tuning._randn = lambda device, *size: torch.randn(size, device=device)  # the interpreter has no bfloat16 arithmetic
+shape = {
+    "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "page_size": 16, "batch": 3, "context": 20, "longest": 70, "layout": 1,
+    "items": 6, "min_tiles": 1, "layers": 3,
+}
+config = {"num_splits": 2, "block_n": 16, "num_stages": 3, "num_warps": 4}
+right, make, tables, made = cuda_tuning.listed_decode_attention, DecodeItems.make, [], []
+def noted(*a, wrong=1.0, **k):
+    tables.append(a[3])
+    return right(*a, **k) * wrong
+cuda_tuning.listed_decode_attention = noted
+DecodeItems.make = lambda self, *a, **k: made.append(1) or make(self, *a, **k)
+def builder(cold, **changes):
+    return cuda_tuning._BUILDERS["decode-list"](
+        {"shape": {**shape, **changes}, "config": config}, torch.device("cpu"), cold
+    )
+calls = builder(1)
+print((tables[0] > 0).sum(1).tolist(), sorted(tables[0][tables[0] > 0].tolist()))
+made.clear()
+print([(tuple(call().shape), len(made)) for call in calls])
+made.clear()
+tables.clear()
+print([tuple(call().shape) for call in builder(1, items=0)], made, tables)
+cuda_tuning.listed_decode_attention = lambda *a, **k: noted(*a, wrong=1.1, **k)
+print(len(builder(0)))
+try:
+    builder(1)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_list_is_timed_with_its_making_once_in_as_many_layers_as_a_step_has() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS], capture_output=True, text=True, check=False, timeout=100,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    pages, listed, plain, compiled, refused = done.stdout.splitlines()
+    assert pages == f"[2, 5, 2] {[1, 2, 3, 4, 5, 6, 7, 8, 9]}", "each sequence has pages of its own"
+    assert listed == f"{[((3, 2, 16), 1)] * 3}"
+    assert plain == f"{[(3, 2, 16)] * 3} [] []", "without a list none is made"
+    assert compiled == "1", "compiling alone compares nothing"
+    assert refused == "its results are otherwise than those of the kernel that it is compared with, by 0.1 of them"
