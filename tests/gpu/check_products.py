@@ -1,8 +1,8 @@
-"""Every algorithm that NVIDIA's library names for products of many and of some rows, on a GPU: right at other numbers of rows than it was asked for.
+"""Every algorithm that NVIDIA's library names for products of many rows, on a GPU: right at other numbers of rows than it was asked for.
 
 PYTHONPATH=. python tests/gpu/check_products.py [--models NAME...] [--seconds 100]      a line a matrix; exit 1 when one is off
 
-A plan asks the library at 64, 128, 256, up to 2,048 and up to 8,192 rows and uses its algorithms around them, by calls of its own and in graphs. Results are compared
+A plan asks the library at up to 2,048 and at up to 8,192 rows and uses its algorithms around them, by calls of its own and in graphs. Results are compared
 with PyTorch's, with float64 for some rows, and those of a graph with those outside it bit by bit.
 """
 
@@ -25,9 +25,6 @@ from dragoman_agent.pal.candidates import LIBRARY_GEMM_RANKS, library_gemm_matri
 from dragoman_agent.pal.plan import LibraryGemm
 
 ROWS = {
-    64: (49, 64),
-    128: (97, 128),
-    256: (193, 255, 256),
     2048: (1536, 2048, 3001),
     6144: (4096, 6144),
     8192: (4096, 5003, 8192, 12287),

@@ -217,7 +217,7 @@ def test_the_cost_of_choosing_is_shared_out_whole_over_shapes_with_a_choice() ->
     models = [source_of(name).config for name in NAMES]
     samples = [selection.seconds_by_shape(model, models, all_cases(), 116.0) for model in models]
     assert sum(map(sum, samples)) == pytest.approx(116.0), "nothing of it is lost"
-    assert all(40 < len(each) < 130 and min(each) > 0 for each in samples)
+    assert all(40 < len(each) < 100 and min(each) > 0 for each in samples)
     assert all(any(selection.is_of(case, model) for model in models) for case in all_cases())
 
 
@@ -230,7 +230,7 @@ def test_a_shape_is_one_kernel_at_one_problem_and_the_library_is_a_candidate_of_
     grouped = [count for shape, count in shapes.items() if shape[0] == "decode-grouped"]
     assert grouped and min(grouped) > 1, "how many sequences share a program is the candidate"
     listed = [count for shape, count in shapes.items() if shape[0] == "decode-list"]
-    assert len(listed) >= 15 and set(listed) == {4}, "the number of items is the candidate, how contexts differ is not"
+    assert len(listed) >= 15 and set(listed) == {3}, "the number of items is the candidate, how contexts differ is not"
     assert any(("context", 8192) in shape and ("tokens", 2048) in shape for shape in prefill)
     assert any(("prompts", 16) in shape for shape in prefill), "many prompts at once are candidates of it too"
     alone = [case for case in own if case.kind == "rms-norm"]

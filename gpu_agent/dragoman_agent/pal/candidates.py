@@ -68,12 +68,8 @@ class LibraryBand(NamedTuple):
         return min(self.usual_rows, max_batch_tokens)
 
 
-# Of the larger graphs of decode, each alone, since tiles fit 192 rows otherwise than 256; of prompts beside streams, and of long
-# prompts alone, whose products run into a card's power limit.
-LIBRARY_BANDS = (
-    LibraryBand(49, 64, 64), LibraryBand(97, 128, 128), LibraryBand(193, 256, 256),
-    LibraryBand(1536, 4095, 2048), LibraryBand(4096, 0, 8192),
-)  # fmt: skip
+# Of prompts beside streams, and of long prompts alone, whose products run into a card's power limit.
+LIBRARY_BANDS = (LibraryBand(1536, 4095, 2048), LibraryBand(4096, 0, 8192))
 
 
 @dataclass(frozen=True, slots=True)

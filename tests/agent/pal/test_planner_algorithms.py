@@ -12,12 +12,9 @@ from dragoman_agent.pal import step_cost
 from dragoman_agent.pal.candidates import LIBRARY_BANDS, library_gemm_matrices, tuning_cases
 from dragoman_agent.pal.decisions import Decision
 from dragoman_agent.pal.kernel_calls import LibraryAlgorithm, parse_key
-from dragoman_agent.pal.kernel_times import KernelTimes
 from dragoman_agent.pal.plan import LibraryGemm, Plan
 from dragoman_agent.pal.planner import Limits, Switches, plan_for
-from dragoman_agent.pal.planner_algorithms import choose_library_gemm
 from dragoman_agent.pal.profile import Profile
-from dragoman_agent.pal.rates import rates_of
 from dragoman_agent.pal.timings import Timings
 
 QKV, OUT, GATE_UP, DOWN = (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)
@@ -30,10 +27,10 @@ Planner = Callable[..., tuple[Plan, Decision]]
 @pytest.fixture
 def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) -> Planner:
     """The plan where each algorithm takes `factors` times what the library's own choice takes at 6,144 rows, 1.02 where it says
-    nothing; `few` are those at 2,048, `decode` those at 256.
+    nothing; `few` are those at 2,048.
     """
 
-    def make(factors: Factors, few: Factors | None = None, decode: Factors | None = None, *, drop: Callable[[int | None], bool] = lambda rank: False, limits: Limits | None = None, switches: Switches | None = None) -> tuple[Plan, Decision]:  # fmt: skip
+    def make(factors: Factors, few: Factors | None = None, *, drop: Callable[[int | None], bool] = lambda rank: False, limits: Limits | None = None, switches: Switches | None = None) -> tuple[Plan, Decision]:  # fmt: skip
         model, here = shapes("qwen3-8b"), card()
         first, _ = plan_for(here, model, Limits(), Switches())
         seconds = {}
@@ -44,8 +41,11 @@ def planned(card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]) 
                 if drop(rank):
                     continue
                 matrix = (case.shape["n"], case.shape["k"])
-                own = {256: decode, 2048: few, 6144: factors}.get(case.shape["m"]) or {}
-                factor = 1.0 if rank is None else own.get(matrix, {}).get(rank, 1.02)
+                factor = (
+                    1.0
+                    if rank is None
+                    else (factors if case.shape["m"] > 4096 else few or {}).get(matrix, {}).get(rank, 1.02)
+                )
             seconds[case.key] = case.predicted_seconds * factor
         plan, decisions = plan_for(
             here, model, limits or Limits(), switches or Switches(), Timings(here.fingerprint, "k", seconds)
@@ -74,11 +74,6 @@ def test_fewer_rows_have_an_algorithm_of_their_own_or_none(planned: Planner) -> 
     )  # fmt: skip
 
 
-def test_graphs_of_decode_have_algorithms_of_their_own_too(planned: Planner) -> None:
-    plan, _ = planned({}, None, {GATE_UP: {3: 0.93}})
-    assert plan.library_gemm == (LibraryGemm(*GATE_UP, 193, 256, 256, 3),)
-
-
 def test_only_rows_that_a_step_has_are_timed(
     card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]
 ) -> None:
@@ -87,18 +82,15 @@ def test_only_rows_that_a_step_has_are_timed(
         cases = tuning_cases(card(), shapes("qwen3-8b"), replace(plan, max_batch_tokens=chunk))
         return {case.shape["m"] for case in cases if case.kind == "gemm-library"}
 
-    graphs = {64, 128, 256}
-    assert (timed(48), timed(60), timed(1024), timed(1600), timed(2048), timed(6144), timed(16384)) == (
-        set(), {60}, graphs, graphs | {1600}, graphs | {2048}, graphs | {2048, 6144}, graphs | {2048, 8192},
+    assert (timed(1024), timed(1600), timed(2048), timed(6144), timed(16384)) == (
+        set(), {1600}, {2048}, {2048, 6144}, {2048, 8192},
     )  # fmt: skip
 
 
-def test_a_plan_of_short_steps_says_that_none_is_so_long(
-    card: Callable[..., Profile], shapes: Callable[[str], ModelConfig]
-) -> None:
-    times = KernelTimes(rates_of(card()))
-    chosen, decision = choose_library_gemm(times, shapes("qwen3-8b"), card(), 48, None)
-    assert chosen == () and "no step has the 49 tokens" in decision.reason
+def test_a_plan_of_short_steps_says_that_none_is_so_long(planned: Planner) -> None:
+    plan, decision = planned({}, limits=Limits(latency_target_seconds=0.01))
+    assert plan.max_batch_tokens < 1536 and plan.library_gemm == ()
+    assert "no step has the 1,536 tokens" in decision.reason
 
 
 def test_what_was_timed_for_a_longer_step_is_not_planned_for_a_shorter(planned: Planner) -> None:
