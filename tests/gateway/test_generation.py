@@ -48,7 +48,7 @@ def refused(reason: error_pb2.ErrorReason) -> error_pb2.ErrorDetail:
 
 
 class ScriptedAgent(generation_service_pb2_grpc.GenerationServiceServicer):
-    """Plays one script a start, in order. A script yields events, refusals, or whole frames."""
+    """Plays one script a start, in order. A script yields events, refusals, whole frames, or the status that ends the stream."""
 
     def __init__(self, *scripts: Script) -> None:
         self._scripts = list(scripts)
@@ -62,6 +62,8 @@ class ScriptedAgent(generation_service_pb2_grpc.GenerationServiceServicer):
                 continue
             self.requests.append(request.start.request)
             for item in self._scripts.pop(0)(request.start.request):
+                if isinstance(item, grpc.StatusCode):
+                    await context.abort(item, "Internal error from Core")
                 frame = item
                 if not isinstance(item, generation_service_pb2.AttachResponse):
                     kind = "response" if isinstance(item, Event) else "refused"
@@ -198,6 +200,19 @@ async def test_a_failure_that_would_repeat_ends_the_stream(reason: error_pb2.Err
     ids, agent, _, error = await play(lambda _: [started(), delta(0, 1), failed(reason)])
     assert (ids, len(agent.requests)) == ([1], 1)
     assert isinstance(error, DragomanError) and error.reason == reason
+
+
+@pytest.mark.parametrize(
+    "code",
+    [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL],
+)
+async def test_a_link_that_breaks_without_a_word_of_the_agent_moves_the_stream_on(code: grpc.StatusCode) -> None:
+    """INTERNAL is what grpc.aio makes of a connection that ends while a credit or a start is written."""
+    ids, agent, _, error = await play(
+        lambda _: [started(), delta(0, 1), code], lambda _: [started(), delta(1, 2, finish=True), finished()]
+    )
+    assert (ids, error) == ([1, 2], None)
+    assert [request.resume.attempt for request in agent.requests] == [0, 1]
 
 
 async def test_three_resumes_and_no_more() -> None:

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import grpc
 
+from dragoman.attempt import LOST_CODES
 from dragoman.errors import DragomanError, from_rpc_error
-from dragoman.ticket import plain_details
+from dragoman.ticket import has_detail, plain_details
 from dragoman.v1 import admission_service_pb2, error_pb2, generation_service_pb2, generation_service_pb2_grpc
 from dragoman_gateway.channels import Channels
 
@@ -173,6 +174,6 @@ def _lost(agent_id: str, how: str) -> DragomanError:
 
 
 def _of_rpc_error(agent_id: str, error: grpc.aio.AioRpcError) -> DragomanError:
-    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN):
+    if error.code() in LOST_CODES and not has_detail(error):
         return _lost(agent_id, plain_details(error))
     return from_rpc_error(error)

@@ -17,8 +17,9 @@ from dragoman.v1 import generation_service_pb2 as pb
 
 # The agent ends a request at its deadline by itself, with a reason; the transport cuts it this much later.
 _DEADLINE_SLACK_SECONDS = 0.5
-# Statuses without a detail in which a connection or a process that went away shows itself.
-_LOST_CODES = (
+# Statuses without a detail in which a connection or a process that went away shows itself. INTERNAL is gRPC's word for a
+# message that could not be written any more.
+LOST_CODES = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.UNKNOWN,
@@ -102,7 +103,7 @@ async def _read(call: Any, ticket: admission_pb.Ticket) -> pb.GenerateResponse:
 
 
 def _failure(error: grpc.RpcError, ticket: admission_pb.Ticket) -> DragomanError:
-    if not has_detail(error) and error.code() in _LOST_CODES:
+    if not has_detail(error) and error.code() in LOST_CODES:
         unreachable = lost(ticket, f"cannot be reached: {plain_details(error)}")
         if not ticket.agent_id:  # an open agent is the only one there is
             unreachable.metadata[TRANSPORT] = plain_details(error)
