@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,7 +12,7 @@ import grpc
 
 from dragoman.controllers import Controllers
 from dragoman.errors import DragomanError, from_rpc_error
-from dragoman.ticket import plain_details
+from dragoman.ticket import has_detail, plain_details
 from dragoman.v1 import admission_service_pb2, admission_service_pb2_grpc, error_pb2
 from dragoman_gateway.channels import Channels
 
@@ -26,6 +25,7 @@ _MAX_RETRY_SECONDS = 1.0
 AdmitCall: TypeAlias = (
     "grpc.aio.StreamStreamCall[admission_service_pb2.AdmitRequest, admission_service_pb2.AdmitResponse]"
 )
+# INTERNAL without a detail is one too: gRPC's word for a batch that could not be written any more.
 _DOWN_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -93,8 +93,7 @@ class Admissions:
                 logger.exception("the admission stream failed and is started again")
             finally:
                 writer.cancel()
-                with suppress(asyncio.CancelledError):
-                    await writer
+                await asyncio.gather(writer, return_exceptions=True)  # its cancellation is kept in, ours is not
                 call.cancel()
             self._controllers.failed(address)
             await asyncio.sleep(delay)
@@ -148,7 +147,8 @@ class Admissions:
             self._down_since = now
             self._problem = f" ({plain_details(error)})"
             logger.warning("admission stream to the controller at %s ended: %s", address, plain_details(error))
-        if error.code() not in _DOWN_CODES:
+        is_down = error.code() in _DOWN_CODES or (error.code() is grpc.StatusCode.INTERNAL and not has_detail(error))
+        if not is_down:
             self._fail_waiting(from_rpc_error(error))
         elif self._is_unreachable():
             self._fail_waiting(self._unreachable())
