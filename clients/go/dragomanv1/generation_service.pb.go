@@ -86,8 +86,8 @@ type GenerateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Printable text chosen by the client, such as a UUID, of at most 128 bytes; unique among the requests under way.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Token of the admission ticket; empty where the agent is open. It is bound to the prompt, to the most output tokens and to
-	// the resume, not to the request_id.
+	// Token of the admission ticket; empty where the agent is open. It is bound to the prompt, to the most output tokens and
+	// choices, and to the resume, not to the request_id.
 	TicketToken []byte `protobuf:"bytes,2,opt,name=ticket_token,json=ticketToken,proto3" json:"ticket_token,omitempty"`
 	// The model.
 	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
