@@ -120,5 +120,6 @@ def check_dtype(dtype: str, kind: str, device_name: str) -> None:
     """`--dtype` is a choice of the CPU alone. Raises PlanError elsewhere."""
     if dtype != "auto" and kind != "cpu":
         raise PlanError(
-            f"--dtype {dtype} is for the CPU, {device_name} computes in bfloat16; leave --dtype out or add --device cpu"
+            f"--dtype {dtype} is for the CPU, {device_name} computes in bfloat16; leave --dtype out, or serve on the CPU with "
+            "--device cpu"
         )
