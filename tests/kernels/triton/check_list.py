@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # with PYTHONSAFEPATH a script's folder is not on it
 if __name__ == "__main__" and sys.argv[1] == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # must be set before a kernel module is imported
 
