@@ -116,8 +116,10 @@ def unit_of(metric: str) -> str:
 
 def case_of(model: str, bench: str, case: str) -> str:
     """The case's name in the records. Cases of a body without a model are whole names."""
-    if bench in ("nano", "load"):
+    if bench == "load":
         return model
+    if bench == "nano":
+        return model + case.removeprefix("nano")  # a run without something must not take the place of the usual one
     if bench == "quote" or not model:
         return case
     return f"{case}-{model}" if bench == "plan_quality" else f"{model}-{case}"

@@ -146,3 +146,8 @@ def test_files_that_are_no_results_are_named(tmp_path: Path, capsys: pytest.Capt
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == [
         str(tmp_path / "checks.json"), str(tmp_path / "timings.json"),
     ]  # fmt: skip
+
+
+def test_requests_without_something_have_a_record_of_their_own() -> None:
+    assert record_gpu.case_of("qwen3-8b", "nano", "nano") == "qwen3-8b"
+    assert record_gpu.case_of("qwen3-8b", "nano", "nano-without-lists") == "qwen3-8b-without-lists"
